@@ -23,7 +23,8 @@ from holdfast.repository.agent import AssignmentOptions, take_work
 from holdfast.repository.context import MAIN, Proof
 from holdfast.repository.landing import LandOptions, require_landed
 from holdfast.repository.repository import Repository
-from holdfast.repository.settings import ENFORCE_TOUCHES, PUSH, change
+from holdfast.repository.settings import CHECKS, ENFORCE_TOUCHES, PUSH, change
+from holdfast.store.approvals import revoke
 from tests.cli.commands import holdfast
 from tests.repository.landings import Project
 from tests.repository.stages import files_stored
@@ -259,6 +260,18 @@ def test_work_that_cannot_be_queued_goes_back_with_the_reason(project: Project) 
         git("commit", "-qm", "work", at=assignment.path)
         assert assignment.land(landings, LandOptions()).succeeded
     assert (project.top / "work").exists()
+
+
+def test_work_whose_checks_are_not_approved_stays_queued(project: Project) -> None:
+    issue, repository, landings = project.issue("do it"), Repository(project.top), project.landings()
+    change(repository.root, CHECKS, ["true"])
+    revoke(repository.root)
+    with take_work(repository, landings.changes.tracker, AssignmentOptions(issue_id=issue)) as assignment:
+        commit(assignment.path, "work")
+        outcome = assignment.land(landings, LandOptions())
+    assert outcome.succeeded
+    (entry,) = landings.queued()
+    assert "approved" in landings.waits_for(entry)
 
 
 def test_a_worktree_whose_directory_is_gone_can_be_removed(project: Project) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.errors import (
     Changed,
+    Failure,
     FencingMismatch,
     IssueClaimed,
     LandingConflict,
@@ -300,6 +301,15 @@ def test_a_branch_that_is_gone_does_not_keep_other_queues_waiting(project: Proje
     with pytest.raises(NotFound, match="there is no branch aaa"):
         project.landings().work_off()
     assert [project.entry(each).state for each in (lost, entry)] == [LandingState.QUEUED, LandingState.LANDED]
+    assert project.landings().waits_for(lost) == "there is no branch aaa"
+
+    (found,) = Repository(project.top).examine()
+    assert (found.code, found.subject, found.facts["landings"]) == ("landing-branch-missing", "aaa", [lost.landing_id])
+    assert lost.landing_id in found.message
+    git("branch", "aaa", at=project.top)
+    assert not Repository(project.top).examine()
+    project.landings().work_off()
+    assert project.entry(lost).state is LandingState.LANDED
 
 
 def test_the_culprit_fails_alone_and_the_others_land(project: Project) -> None:
@@ -331,6 +341,19 @@ def test_a_machine_on_which_no_setup_works_blames_no_entry(project: Project) -> 
     assert landings.wait(entry.landing_id).state is LandingState.LANDED
     assert not landings.targets()[0].waits_for
     project.verdict()
+
+
+def test_a_machine_that_can_make_no_scratch_worktree_blames_no_entry(project: Project) -> None:
+    change(project.root, CHECKS, ["true"])
+    in_the_way = project.top.with_name("project.worktrees")
+    in_the_way.touch()
+    entry, landings = project.queue(project.commit({"new": "1\n"})), project.landings()
+    with pytest.raises(Failure) as refused:
+        landings.wait(entry.landing_id)
+    assert landings.waits_for(project.entry(entry)) == refused.value.message
+    in_the_way.unlink()
+    assert landings.wait(entry.landing_id).state is LandingState.LANDED
+    assert not landings.targets()[0].waits_for
 
 
 def test_results_of_a_killed_lander_count_until_an_entry_is_queued_again(project: Project) -> None:
@@ -383,7 +406,7 @@ def _broken_together(project: Project) -> bool:
 
     lander._publish = publish  # type: ignore[method-assign,assignment]
     with leased(project) as lease:
-        lander.work(lease, lambda: False)
+        lander.work(lease, lambda: False, lambda: False)
     names = git("ls-tree", "--name-only", "trunk", at=project.top).split()
     return {"one", "two"} <= set(names)
 

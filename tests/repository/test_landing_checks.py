@@ -26,6 +26,7 @@ from holdfast.repository.landing_checks import (
     CandidateCommit,
     CheckRun,
     check_runs,
+    described,
     gate_checks,
     is_running,
     read_log,
@@ -283,9 +284,11 @@ def test_a_setup_that_fails_for_the_base_too_blames_no_commit(repository: Reposi
     settings.change(repository.root, settings.SETUP, [f"test ! -e {away}", "test ! -e broken"])
     assert run(repository, "true", base=base).passed, "the worktree is warm, and yet its setup does not count"
     commit(top, broken="", **{"uv.lock": "2"})
-    assert run(repository, "true", base=base).passed is False
+    made = run(repository, "true", base=base)
+    assert made.passed is False
+    assert described(made) == "the setup 'test ! -e broken' failed: exit status 1"
     away.touch()
-    with pytest.raises(SetupFailed, match="not even for the tip of the branch: 'test ! -e"):
+    with pytest.raises(SetupFailed, match="not even for the tip of the branch: the setup 'test ! -e"):
         run(repository, "true", base=base)
     assert [each.passed for each in check_runs(repository.context.paths)] == [None, False, True]
     away.unlink()

@@ -100,11 +100,11 @@ class Person:
     def __init__(self, project: Project, seed: str) -> None:
         self.project, self.top, self.chance = project, project.top, random.Random(seed)
         self.number = 0
-        self.said = ""  # by the git command that failed last
+        self.said = ""  # by the git commands that failed
         self.kept: dict[str, str] = {}  # the contents of files that nobody else touches
 
     def git(self, *words: str) -> bool:
-        """Run git as a person does: again if another git, or a landing, has the lock."""
+        """Run git as a person does: again if another git, or a landing, has the lock. `git stash` says nothing then."""
         for _ in range(200):
             done = subprocess.run(
                 ["git", *words], cwd=self.top, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
@@ -112,10 +112,13 @@ class Person:
             if done.returncode == 0:
                 return True
             self.said += f"{words}: {done.stderr}"
-            if ".lock" not in done.stderr and "cannot lock ref" not in done.stderr:
+            if done.stderr and ".lock" not in done.stderr and "cannot lock ref" not in done.stderr:
                 return False
-            time.sleep(0.01)
+            self.wait()
         raise AssertionError(f"git {words} did not get its lock: {done.stderr}")
+
+    def wait(self) -> None:
+        time.sleep(0.01)
 
     def act(self) -> None:
         self.number += 1
@@ -148,12 +151,20 @@ class Person:
         ):  # git stashes first and changes files then: a lock in between leaves both
             assert self.git("stash", "pop", "-q") or self.git("stash", "drop", "-q"), self.said
 
+    def merge(self, branch: str) -> None:
+        """Merge a branch. If the switch before it met a landing, git refuses until the checkout has followed."""
+        ends_at = time.monotonic() + 60
+        while not self.git("merge", "-q", "-m", f"merge {branch}", branch):
+            assert "would be overwritten by merge" in self.said.rpartition("('merge'")[2], self.said
+            assert time.monotonic() < ends_at, self.said
+            self.wait()
+
     def switch(self, name: str) -> None:
         branch = f"side-{self.number}"
         assert self.git("switch", "-q", "-c", branch)
         self.commit(name)
         assert self.git("switch", "-q", "trunk")
-        assert self.git("merge", "-q", "-m", f"merge {branch}", branch), self.said
+        self.merge(branch)
 
     def rebase(self, name: str) -> None:
         branch = f"topic-{self.number}"
@@ -161,7 +172,7 @@ class Person:
         self.commit(name)
         assert self.git("rebase", "-q", "trunk")
         assert self.git("switch", "-q", "trunk")
-        assert self.git("merge", "-q", "-m", f"merge {branch}", branch), self.said
+        self.merge(branch)
 
     def overlap(self, name: str) -> None:
         """An edit of a file that work is about to change, for a moment."""
@@ -174,6 +185,25 @@ class Person:
     def check(self) -> None:
         for name, content in self.kept.items():
             assert (self.top / name).read_text() == content, name
+
+
+def test_a_person_gets_back_a_stash_whose_pop_met_a_landing(scratch: Path) -> None:
+    project = Project(scratch)
+    lock = project.top / ".git/index.lock"
+
+    class Meeting(Person):
+        def git(self, *words: str) -> bool:
+            if words[:2] == ("stash", "pop"):
+                lock.touch()
+            return super().git(*words)
+
+        def wait(self) -> None:
+            lock.unlink()
+
+    person = Meeting(project, "")
+    project.write("person/1", "1\n")
+    person.stash("person/1")
+    assert project.status() == "A  person/1"
 
 
 def test_a_person_who_works_in_the_main_checkout_loses_nothing(scratch: Path) -> None:

@@ -223,8 +223,8 @@ class Assignment:
             entry = landings.wait(entry.landing_id, wait=wait)
         except LandingPending:
             pass
-        except SetupFailed as failure:  # of the checks: the work stays queued
-            landings.tell(failure.message)
+        except Failure as failure:  # nothing can land now, such as on a full disk: the work stays queued
+            landings.tell(f"{failure.message}. {failure.hint}")
         issue = self._tracker.issue(self.issue.id)
         succeeded = entry.is_open or entry.landed_as is not None
         if not succeeded:

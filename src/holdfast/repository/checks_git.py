@@ -15,6 +15,7 @@ from holdfast.git import snapshots as commits
 from holdfast.git import transfer
 from holdfast.git.checkout import is_worktree_of
 from holdfast.git.contents import SNAPSHOTS
+from holdfast.git.landing import tip_of
 from holdfast.git.transfer import INCOMING
 from holdfast.git.worktrees import clear_name
 from holdfast.repository import payloads
@@ -28,6 +29,7 @@ from holdfast.repository.context import (
     worktree_keys,
 )
 from holdfast.repository.doctor import Examination, RepositoryCheck
+from holdfast.repository.landing_records import TARGETS
 from holdfast.repository.retention import effect_of
 from holdfast.repository.worktree_changes import remove
 from holdfast.store.model import Decision, Replace, View
@@ -41,7 +43,8 @@ def adapted(home: GitHome, general: Sequence[RepositoryCheck]) -> Sequence[Repos
     own = {"trees": partial(_references, home), "directories": partial(_worktrees, home), "remnants": None}
     own |= {} if home.paths.main == MAIN else {"collections": None}  # garbage is collected in the clone `main`
     found = ((check.name, own.get(check.name, check.find)) for check in general)
-    return tuple(Check(name, find) for name, find in found if find is not None)
+    kept = tuple(Check(name, find) for name, find in found if find is not None)
+    return (*kept, Check("landing", partial(_branches_to_land_on, home))) if home.paths.main == MAIN else kept
 
 
 def _references(home: GitHome, examination: Examination) -> Iterator[Finding]:
@@ -106,6 +109,20 @@ def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
             yield findings.of(
                 "worktree-name-stale", name, message, partial(clear_name, home.git, home.paths.payload(name))
             )
+
+
+def _branches_to_land_on(home: GitHome, examination: Examination) -> Iterator[Finding]:
+    """Local branches that are gone while work is queued for them. A branch may go once its queue is empty, so the queue
+    is read again afterwards."""
+    store = examination.context.store
+    for name, document in store.scan(TARGETS):
+        branch = document.record.branch
+        if document.record.remote or not document.record.queue or tip_of(home.git, branch) is not None:
+            continue
+        again = store.read(TARGETS.key(name))
+        if again is not None and (ids := list(again.record.queue)):
+            message = f"there is no branch {branch}, but work is queued to land on it: {', '.join(ids)}"
+            yield findings.of("landing-branch-missing", branch, message, landings=ids)
 
 
 def _note_path(context: RepositoryContext, before: WorktreeConfig) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from holdfast.errors import Changed, SetupFailed
+from holdfast.errors import Changed, Failure
 from holdfast.git import landing
 from holdfast.issues import rules
 from holdfast.leases.service import HeldLease
@@ -86,9 +86,18 @@ class Lander:
         self._earlier: list[CheckRun] | None = None  # earlier runs that have a result, oldest first
         self.publisher = Publisher(context, changes, self._target, tell)
 
-    def work(self, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool] = lambda: False) -> bool:
+    def work(self, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
         """Drain the queue until `until()` is true or nothing more can be done; return whether anything was done. Once
-        `is_late()` is true, do not wait for tests."""
+        `is_late()` is true, do not wait for tests. A failure, such as a full disk or a missing branch, blames no entry:
+        it is what the queue waits for."""
+        try:
+            return self._drain(lease, until, is_late)
+        except Failure as failure:
+            with contextlib.suppress(Failure):  # the lease is lost; or the disk is full for this record too
+                self._changes.note_wait(self._target.name, lease, failure.message)
+            raise
+
+    def _drain(self, lease: HeldLease, until: Callable[[], bool], is_late: Callable[[], bool]) -> bool:
         self.publisher.recover(lease)
         self._earlier = None
         did = False
@@ -154,15 +163,11 @@ class Lander:
             landing.keep_candidate(
                 self._target.git, name, tested.commit, [work.chain.tip, *(e.commit for e in entries)]
             )
+            self._changes.note_wait(self._target.name, lease, "")
             work.tests.start(candidate, partial(self._run, tested, checks, entries[-1].landing_id))
         if work.is_late():
             return False
-        try:
-            found = work.tests.next(_LEASE_CHECK)
-        except SetupFailed as failure:
-            self._changes.note_wait(self._target.name, lease, failure.message)
-            raise
-        if found is not None:
+        if (found := work.tests.next(_LEASE_CHECK)) is not None:
             self._take_in(work, found)
         return True
 

@@ -66,6 +66,7 @@ class LandingCheck(NamedTuple):
     checker: Checker
     gate: str | None = None
     issue_ids: tuple[str, ...] = ()
+    is_setup: bool = False
 
 
 class CommandRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,13 +79,14 @@ class CommandRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str | None = None
     gate: str | None = None
     issue_ids: tuple[str, ...] = ()
+    is_setup: bool = False
 
 
 class CheckRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run of the checks on one commit. `passed` is None while it runs, and if it was cancelled or its process died.
 
-    `commands` are those that have ended, including setup commands; the first one that fails ends the run. `read_log`
-    returns the log of a `run_id`.
+    `commands` are those that have ended, including setup commands; the first one that fails ends the run, after the
+    setup of the base if it was a setup command. `read_log` returns the log of a `run_id`.
     """
 
     run_id: SafeName
@@ -262,7 +264,7 @@ class _Ongoing:
         if self._place.is_prepared(purpose):
             return True
         copy_files(self._repository, settings, self._place.path)
-        setup = [LandingCheck(Checker(each, TIME_LIMIT, None, {})) for each in settings.setup]
+        setup = [LandingCheck(Checker(each, TIME_LIMIT, None, {}), is_setup=True) for each in settings.setup]
         passed = self._all_pass(setup, environment)
         if passed:
             self._place.note(prepared=purpose)
@@ -291,6 +293,7 @@ class _Ongoing:
             message=result.message,
             gate=check.gate,
             issue_ids=check.issue_ids,
+            is_setup=check.is_setup,
         )
         files.note(commands=(*files.run.commands, ended))
         return result.passed
@@ -337,10 +340,11 @@ def _is_match(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def described(run: CheckRun | None) -> str:
     """The failed command of a run, and how it failed, as text for people."""
-    last = run.commands[-1] if run and run.commands else None
-    if last is None:
+    failed = next((each for each in run.commands if not each.passed), None) if run else None
+    if failed is None:
         return "the checks could not run"
-    return f"'{last.command}' failed: {last.message or f'exit status {last.exit_status}'}"
+    what = "the setup " if failed.is_setup else ""
+    return f"{what}'{failed.command}' failed: {failed.message or f'exit status {failed.exit_status}'}"
 
 
 # --- Records and logs ---------------------------------------------------------------------------------
