@@ -160,9 +160,9 @@ def failures_declared(source: str) -> list[Use]:
 # --- Name resolution --------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1)
 def names_of(source: str) -> Names:
-    """Parse each source text once for all rules."""
+    """Parse a source text once for all rules."""
     return Names(source)
 
 

@@ -211,7 +211,7 @@ class MovesCursorsTooFar(MemoryStore):
 
     def changes(self, family: Family[Record], cursor: bytes = b"") -> Changes[Record]:
         found = super().changes(family, cursor)
-        time.sleep(0)  # lets a writer come in between
+        time.sleep(0.002)  # lets writers come in between, the last ones too
         return found._replace(cursor=super().changes(family).cursor)
 
 
