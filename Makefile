@@ -12,7 +12,7 @@ CHECKS := $(TYPES) collection layers lint format-check # the longest first
 
 # Many tests wait more than they compute, so four processes share two cores. In a proof the tests of one file stay
 # together: some sum up what was tried.
-SIDE_BY_SIDE := --numprocesses 4 --dist worksteal
+SIDE_BY_SIDE := --numprocesses 5 --dist worksteal
 
 # Names the interpreter and this directory: when either changes, the environment is created again.
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \

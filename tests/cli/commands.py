@@ -122,9 +122,10 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def wait_until_idle(pid: int) -> None:
-    """Wait until a process uses no more CPU time, so that a signal reaches it while it waits and not before."""
+    """Wait until a process sleeps and uses no more CPU time, so that a signal reaches it while it waits and not
+    before."""
     process, before = psutil.Process(pid), (-1.0, -1.0)
-    while (now := process.cpu_times()[:2]) != before:
+    while (now := process.cpu_times()[:2]) != before or process.status() != psutil.STATUS_SLEEPING:
         before = now
         time.sleep(0.1)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.entry import run
+from tests.cli.commands import wait_until_idle
 
 INSTANT = 1_700_000_000
 """The modification time of every file in the scenario, in seconds."""
@@ -117,6 +118,7 @@ class Scenario:
                 while not json.loads(_run(shown_by)[1])["data"]["waiting"]:
                     assert time.monotonic() < deadline, f"{line} does not wait"
                     time.sleep(0.02)
+                wait_until_idle(process.pid)  # it shows that it waits before it has finished doing so
                 yield
             finally:
                 process.terminate()

@@ -268,7 +268,7 @@ def there_and_back(repository: Repository, name: str, aside: Path, *, whole: boo
 def test_a_whole_life_leaves_git_as_it_was(kind: Callable[[Path], Path], scratch: Path) -> None:
     top = kind(scratch)
     before, content = of_the_user(top), content_of(top)
-    adopt_checkout(top)
+    adopt_checkout(top, agree=lambda programs: None)
     repository = Repository(top)
     assert of_the_user(top) == before
     repository.worktrees.create("dev")

@@ -37,6 +37,7 @@ from tests.support.servers import Etcd, Postgres
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
 
+from holdfast.store import postgres_connections  # noqa: E402
 from holdfast.store.postgres import PostgresEngine, PostgresStore  # noqa: E402
 
 ONE = ISSUES.key("one")
@@ -272,3 +273,20 @@ def test_reading_does_not_create_a_missing_store(postgres_url: str, etcd_url: st
             with pytest.raises(NotFound):
                 store.read(ONE)
         store.close()
+
+
+def test_simultaneous_uses_leave_one_connection(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PostgresStore(postgres_url)
+    assert isinstance(store.engine, PostgresEngine)
+    connections = store.engine.connections
+    with connections.borrowed() as one, connections.borrowed() as other:
+        assert one is not other
+    with connections.borrowed() as again:
+        assert again is one, "both are kept: threads need them at the same time again and again"
+    assert not other.closed
+
+    monkeypatch.setattr(postgres_connections, "SPARE", 0.0)
+    with connections.borrowed():
+        pass
+    assert (one.closed, other.closed) == (False, True)
+    store.close()

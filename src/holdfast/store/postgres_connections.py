@@ -39,6 +39,7 @@ from holdfast.store.served import TIMEOUT, TimeLimit, require_version
 Answer = TypeVar("Answer")
 
 MOST_IDLE = 4
+SPARE = 2.0  # seconds until a connection that only simultaneous uses needed is closed, when another one is next used
 _DISTRIBUTED = ("CockroachDB", "-YB-")
 """Substrings of `version()` of distributed databases. Each node has its own clock, and few support notifications."""
 
@@ -177,10 +178,14 @@ class Connections:
         if connection.closed:
             return
         usable = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        if usable and len(self._idle) < MOST_IDLE:
-            self._idle.append(connection)
-        else:
+        if not usable or len(self._idle) >= MOST_IDLE:
             connection.close()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)  # the last one is taken first, so the first one is the spare one
+        with contextlib.suppress(IndexError):
+            if self._idle[0].idle_since < connection.idle_since - SPARE:
+                self._idle.pop(0).close()
 
     @property
     def listens(self) -> bool:

@@ -31,6 +31,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
     deadline = TimeLimit()
     schema = DEFAULT_SCHEMA
     prepares = True  # whether `write` does
+    idle_since = 0.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
