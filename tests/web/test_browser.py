@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from holdfast.issues.tracker import Tracker, Update
 from holdfast.repository.landing import Landings
 from holdfast.repository.repository import Repository
 from holdfast.repository.settings import CHECKS, change
+from holdfast.web import security
 from holdfast.web.layout import PAGES as IN_NAVIGATION
 from holdfast.web.server import WebServer
 from tests.cli.commands import holdfast
@@ -89,6 +91,19 @@ def test_rows_are_reached_by_keys_and_the_theme_is_kept(pages: Pages) -> None:
     assert browser.run("return document.documentElement.dataset.theme") == "dark"
     pages.go("graph")
     assert browser.run("return document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_page_waits_for_a_server_that_has_no_place_for_it(pages: Pages, server: WebServer, tracker: Tracker) -> None:
+    pages.go("board")
+    pages.wait_until_live()
+    path = b"/r/harbour/board"
+    with contextlib.ExitStack() as stack:
+        for _ in range(security.REQUESTS_EACH):
+            stack.enter_context(server.access.places(path).taken("127.0.0.1"))
+        tracker.create(NewIssue(title="Coil the ropes"))
+        pages.browser.wait_until(lambda: any("429" in each for each in pages.browser.complaints()), "it was refused")
+        assert pages.browser.find("h1").text == "Board", "it stays as it is"
+    pages.browser.wait_for_text("Coil the ropes")
 
 
 def test_a_claim_of_another_process_shows_in_two_tabs(pages: Pages, tracker: Tracker, sample: Sample) -> None:

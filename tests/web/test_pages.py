@@ -313,6 +313,65 @@ def test_a_client_that_sends_its_request_slowly_is_dropped(
         assert raw(server, b"") == b""
 
 
+def connection(server: WebServer, address: str, content: bytes = b"") -> socket.socket:
+    """A connection of a client with this address."""
+    made = socket.create_connection(("127.0.0.1", server.port), PATIENCE, (address, 0))
+    made.sendall(content)
+    return made
+
+
+@pytest.mark.parametrize("limit", ["CONNECTIONS_EACH", "MOST_CONNECTIONS"])
+def test_connections_that_ask_for_nothing_keep_nobody_out(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(server_module, limit, 4)
+    monkeypatch.setattr(server_module, "HEADER_TIME", 3600)
+    with serving([sample.root], tmp_path) as server, contextlib.ExitStack() as stack:
+        client = Client(server)
+        idle = [stack.enter_context(connection(server, "127.0.0.1")) for _ in range(8)]
+        assert client.get("/r/harbour/board").status == 200
+        for each in idle[:4]:
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+        idle[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert idle[-1].recv(4) == b"HTTP"
+
+
+def test_the_idle_connections_of_one_client_cost_no_other_client_its_own(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS_EACH", 4)
+    with serving([sample.root], tmp_path) as server, contextlib.ExitStack() as stack:
+        other = stack.enter_context(connection(server, "127.0.0.2"))
+        idle = [stack.enter_context(connection(server, "127.0.0.3")) for _ in range(8)]
+        with contextlib.suppress(ConnectionResetError):
+            assert idle[0].recv(1) == b""
+        other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert other.recv(4) == b"HTTP"
+
+
+def test_one_client_cannot_take_the_streams_of_events_from_the_others(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "STREAMS_EACH", 2)
+    with serving([sample.root], tmp_path) as server, contextlib.ExitStack() as stack:
+        cookie = Client(server).cookie
+        head = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nCookie: {cookie}\r\n\r\n".encode()
+
+        def answered(address: str) -> tuple[socket.socket, bytes]:
+            made = stack.enter_context(connection(server, address, head))
+            return made, made.recv(65536)
+
+        first, _ = answered("127.0.0.2")
+        answered("127.0.0.2")
+        refused = answered("127.0.0.2")[1]
+        assert refused.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1" in refused
+        assert answered("127.0.0.3")[1].startswith(b"HTTP/1.1 200 ")
+        first.close()
+        wait_until(lambda: answered("127.0.0.2")[1].startswith(b"HTTP/1.1 200 "))
+
+
 def test_a_client_that_does_not_read_is_dropped(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,6 @@ LOOK_UP = 5.0  # seconds after which a waiting thread looks whether it should en
 SETTLE = 0.05  # one commit may be reported twice
 TRY_AGAIN = 5.0  # after a store was unavailable
 HEARTBEAT = 15.0  # seconds between two heartbeats, which also reveal clients that are gone
-MOST_LISTENERS = 200
 MOST_PENDING = 64
 
 
@@ -113,10 +112,6 @@ class Live:
                     yield b": still here\n\n"
         finally:
             self._queues.discard(queue)
-
-    @property
-    def listeners(self) -> int:
-        return len(self._queues)
 
 
 def _event(name: str, data: dict[str, object]) -> bytes:

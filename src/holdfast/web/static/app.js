@@ -58,6 +58,14 @@ function morphChildren(old, made) {
   }
 }
 
+async function ask(address) { // again after a moment, while the server has no place for it
+  const answer = await fetch(address, { headers: { accept: "text/html" } });
+  const seconds = +answer.headers.get("retry-after");
+  if (!seconds) return answer;
+  await new Promise((done) => setTimeout(done, 1000 * seconds));
+  return ask(address);
+}
+
 const SHARE = 3; // the pause after a refresh, as a multiple of its duration
 const MOST_PAUSE = 10000; // milliseconds
 let loading = false;
@@ -72,7 +80,7 @@ async function refresh() {
   again = false;
   const began = Date.now();
   try {
-    const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+    const answer = await ask(location.href);
     if (answer.status === 401) {
       say("The server was started again. Open the address that it printed.");
       return;
@@ -98,7 +106,7 @@ document.addEventListener("visibilitychange", () => !document.hidden && again &&
 
 async function loadPart(part) {
   try {
-    const answer = await fetch(part.dataset.src);
+    const answer = await ask(part.dataset.src);
     if (!answer.ok) return; // it stays as it is
     const made = new DOMParser().parseFromString(await answer.text(), "text/html").body;
     morphChildren(part, document.adoptNode(made));
@@ -286,7 +294,7 @@ async function openPalette() {
   input.focus();
   if (filled) return;
   filled = true;
-  const answer = await fetch(palette.dataset.src).catch(() => null);
+  const answer = await ask(palette.dataset.src).catch(() => null);
   if (!answer?.ok) return;
   const made = new DOMParser().parseFromString(await answer.text(), "text/html").body;
   document.getElementById("palette-list").append(...made.childNodes);
