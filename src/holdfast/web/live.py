@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.web.workspaces import Workspace
 
 LOOK_UP = 5.0  # seconds after which a waiting thread looks whether it should end
-SETTLE = 0.05  # one commit may be reported twice
+SETTLE, MOST_SETTLE = 0.05, 0.3  # one commit is reported several times: at its intent, its parts, and its end
 TRY_AGAIN = 5.0  # after a store was unavailable
 HEARTBEAT = 15.0  # seconds between two heartbeats, which also reveal clients that are gone
 MOST_PENDING = 64
@@ -85,9 +85,10 @@ class Live:
             try:
                 with opened() as watch:
                     workspace.begin_watch(topic)
+                    self._announce(workspace, topic)  # something may have changed before
                     while not self._ended.is_set() and workspace.is_watched(topic):
                         if watch.wait(LOOK_UP):
-                            watch.wait(SETTLE)
+                            _settle(watch)
                             workspace.changed(topic)
                             if topic == ISSUES and self._queues:
                                 with contextlib.suppress(Failure):  # the pages say what is wrong
@@ -112,6 +113,13 @@ class Live:
                     yield b": still here\n\n"
         finally:
             self._queues.discard(queue)
+
+
+def _settle(watch: Watch) -> None:
+    """Wait until nothing changes for a moment, but not long."""
+    end = time.monotonic() + MOST_SETTLE
+    while watch.wait(SETTLE) and time.monotonic() < end:
+        pass
 
 
 def _event(name: str, data: dict[str, object]) -> bytes:
