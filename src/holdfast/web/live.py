@@ -88,8 +88,7 @@ class Live:
                     self._announce(workspace, topic)  # something may have changed before
                     while not self._ended.is_set() and workspace.is_watched(topic):
                         if watch.wait(LOOK_UP):
-                            _settle(watch)
-                            workspace.changed(topic)
+                            _settle(watch, partial(workspace.changed, topic))
                             if topic == ISSUES and self._queues:
                                 with contextlib.suppress(Failure):  # the pages say what is wrong
                                     workspace.issues()  # so that no browser waits for it once it is told
@@ -115,11 +114,13 @@ class Live:
             self._queues.discard(queue)
 
 
-def _settle(watch: Watch) -> None:
-    """Wait until nothing changes for a moment, but not long."""
+def _settle(watch: Watch, changed: Callable[[], None]) -> None:
+    """Note a change at once, so that a page that is requested now shows it; then wait, not long, until no more of it is
+    reported."""
+    changed()
     end = time.monotonic() + MOST_SETTLE
-    while watch.wait(SETTLE) and time.monotonic() < end:
-        pass
+    while time.monotonic() < end and watch.wait(SETTLE):
+        changed()
 
 
 def _event(name: str, data: dict[str, object]) -> bytes:
