@@ -256,7 +256,7 @@ _WAITS_FOR_GATES = Reclaim(False, "the work is done; it waits for its gates: hol
 
 
 def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
-    command = f"holdfast issue claim {issue_id}"
+    command = f"holdfast issue claim {issue_id[:8]}"
     if left <= 0:
         return Reclaim(True, command)
     gone = "its process is gone; " if alive is Liveness.DEAD else ""

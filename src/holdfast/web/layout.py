@@ -390,6 +390,20 @@ def rarely(asked: PageRequest, name: str, make: Callable[[], Html]) -> Html:
     return found if is_new else join(found, h("span", data_again=REMEMBERED_MS, hidden=True))
 
 
+def flat(record: Mapping[str, object], above: str = "") -> Html:
+    """Names and values on one line; those of nested records are named like `old.lock_id`."""
+    parts: list[Child] = []
+    for name, value in record.items():
+        if isinstance(value, dict):
+            parts.append(flat(value, f"{above}{name}."))
+        elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            parts += [flat(each, f"{above}{name}.") for each in value[:20]]
+        elif value not in (None, "", []):
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts += [h("span", f"{above}{name} ", class_="dim"), shortened(shown, 200), "  "]
+    return h("span", parts, class_="flat")
+
+
 def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
     """Names and values, one pair per line."""
     return h("dl", [(h("dt", name), h("dd", value)) for name, value in pairs if value not in (None, "")])
