@@ -132,6 +132,7 @@ def framed(asked: PageRequest, page: Page) -> Html:
         h("div", id="toast", role="status", aria_live="polite"),
         data_workspace=workspace.slug,
         data_final=page.is_final,
+        data_made=f"{asked.now:.6f}",
         data_writable="yes" if asked.writable else None,
     )
     return h("html", head, body, lang="en")

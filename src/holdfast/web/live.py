@@ -41,6 +41,7 @@ class Live:
         self._holders: list[ChangeWatcher] = []
         self._queues: set[asyncio.Queue[bytes]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed_at: dict[str, float] = {}  # when browsers were last told of a workspace
 
     def start(self) -> None:
         """Begin to watch; each kind of records of each workspace has a thread of its own."""
@@ -67,10 +68,11 @@ class Live:
         self._announce(workspace, topic)
 
     def _announce(self, workspace: Workspace, topic: str) -> None:
+        self._changed_at[workspace.slug] = at = time.time()
         if self._loop is not None and self._queues:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(
-                    self._spread, _event("change", {"workspace": workspace.slug, "topic": topic})
+                    self._spread, _event("change", {"workspace": workspace.slug, "topic": topic, "at": at})
                 )
 
     def _spread(self, event: bytes) -> None:
@@ -99,12 +101,12 @@ class Live:
                 self._ended.wait(TRY_AGAIN)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events for one browser, until it goes away."""
+        """The events for one browser, until it goes away. The first tells which changes it may have missed."""
         self._loop = asyncio.get_running_loop()
         queue: asyncio.Queue[bytes] = asyncio.Queue(MOST_PENDING)
         self._queues.add(queue)
         try:
-            yield b"retry: 1000\n" + _event("hello", {"at": time.time()})
+            yield b"retry: 1000\n" + _event("hello", {**self._changed_at})
             while True:
                 try:
                     yield await asyncio.wait_for(queue.get(), HEARTBEAT)

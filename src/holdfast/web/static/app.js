@@ -85,8 +85,10 @@ async function refresh() {
       say("The server was started again. Open the address that it printed.");
       return;
     }
-    const made = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const made = page.querySelector("main");
     if (made) {
+      body.dataset.made = page.body.dataset.made || body.dataset.made;
       morph(document.querySelector("main"), document.adoptNode(made));
       loadParts(true);
       document.dispatchEvent(new Event("refreshed"));
@@ -131,11 +133,12 @@ function loadParts(every) {
 
 const channel = new BroadcastChannel("holdfast");
 let leads = false;
+let changes = {}; // when each workspace last changed, as far as the tab that listens knows
 
 function heard(message) {
   if (message.state) showLive(message.state);
-  const isOurs = message.change?.workspace === workspace && body.dataset.final === undefined;
-  if (message.fresh || isOurs) refresh();
+  const isNew = message.change === workspace || message.changes?.[workspace] >= body.dataset.made;
+  if (message.fresh || (isNew && body.dataset.final === undefined)) refresh();
 }
 
 function tell(message) {
@@ -155,12 +158,17 @@ function listen() {
   let was = false;
   const connect = () => {
     const source = new EventSource("/events");
-    source.addEventListener("hello", () => {
+    source.addEventListener("hello", (event) => {
       pause = 500;
-      tell({ state: "on", fresh: was });
+      changes = JSON.parse(event.data);
+      tell({ state: "on", fresh: was, changes });
       was = true;
     });
-    source.addEventListener("change", (event) => tell({ change: JSON.parse(event.data) }));
+    source.addEventListener("change", (event) => {
+      const change = JSON.parse(event.data);
+      changes[change.workspace] = change.at;
+      tell({ change: change.workspace });
+    });
     source.onerror = () => {
       source.close();
       tell({ state: "off" });
@@ -174,7 +182,7 @@ function listen() {
 
 if (live) {
   channel.onmessage = ({ data }) => {
-    if (data.ask && leads) channel.postMessage({ state: live.classList.contains("on") ? "on" : "off" });
+    if (data.ask && leads) channel.postMessage({ state: live.classList.contains("on") ? "on" : "off", changes });
     else heard(data);
   };
   // A browser opens few connections to one server: one tab, which has this lock, listens for all of them.
