@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from holdfast.web.security import MOST_REQUESTS, MOST_STREAMS, REQUESTS_EACH, STREAMS_EACH
 
 JSON = (b"content-type", b"application/json")
 BODY = b'{"issue": "x", "state": "done"}'
+CLIENT = "192.0.2.1"  # of every attack
 
 
 class Attack(NamedTuple):
     """A request: what it replaces in a request that is fine, the check that refuses it, and the status of the refusal.
 
-    `headers` replace those of the same name; a value of None removes one.
+    `headers` replace those of the same name; a value of None removes one. `open` counts the requests to the same path
+    that are being served, by the address of their client.
     """
 
     name: str
@@ -23,11 +28,16 @@ class Attack(NamedTuple):
     headers: tuple[tuple[bytes, bytes | None], ...] = ()
     repeated: tuple[tuple[bytes, bytes], ...] = ()  # in addition to those of the same name
     writable: bool = True
+    open: Mapping[str, int] = {}
 
 
 def _post(name: str, check: str, status: int, *headers: tuple[bytes, bytes | None], **more: object) -> Attack:
     path = b"/r/harbour/do/move"
     return Attack(name, check, status, path, method="POST", headers=headers, **more)  # type: ignore[arg-type]
+
+
+def _other_clients(count: int) -> dict[str, int]:
+    return {f"198.51.100.{number}": 1 for number in range(count)}
 
 
 ATTACKS = (
@@ -150,4 +160,9 @@ ATTACKS = (
     Attack("many headers", "check_size", 431, headers=tuple((b"x-%d" % number, b"x") for number in range(100))),
     Attack("a large header", "check_size", 431, headers=((b"x-large", b"x" * 20_000),)),
     Attack("a control character in a header", "check_headers", 400, headers=((b"x-broken", b"a\rSet-Cookie: x"),)),
+    # Places
+    Attack("more requests than the share of a client", "check_places", 429, open={CLIENT: REQUESTS_EACH}),
+    Attack("more streams than the share of a client", "check_places", 429, b"/events", open={CLIENT: STREAMS_EACH}),
+    Attack("requests from many addresses", "check_places", 503, open=_other_clients(MOST_REQUESTS)),
+    Attack("streams to many addresses", "check_places", 503, b"/events", open=_other_clients(MOST_STREAMS)),
 )

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.repository.landing import Landings
 from holdfast.repository.repository import Repository
 from holdfast.repository.settings import CHECKS, change
+from holdfast.web import security
 from holdfast.web.layout import PAGES as IN_NAVIGATION
+from holdfast.web.live import Live
 from holdfast.web.server import WebServer
+from holdfast.web.workspaces import Workspace
 from tests.cli.commands import holdfast
 from tests.support.browser import DOWN, ENTER, ESCAPE, PATIENCE, Browser
 from tests.support.homes import git
 from tests.web.served import serving
 from tests.web.visited import Pages, every_page
 from tools.sample_repository import Sample, enqueue
+
+if TYPE_CHECKING:
+    import pytest
 
 SHIFTS = """
     const done = arguments[0];
@@ -89,6 +99,43 @@ def test_rows_are_reached_by_keys_and_the_theme_is_kept(pages: Pages) -> None:
     assert browser.run("return document.documentElement.dataset.theme") == "dark"
     pages.go("graph")
     assert browser.run("return document.documentElement.dataset.theme") == "dark"
+
+
+def test_no_change_is_missed_before_a_page_listens(
+    browser: Browser, sample: Sample, tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, announce, events = threading.Event(), Live._announce, Live.events
+
+    def announced(live: Live, workspace: Workspace, topic: str) -> None:
+        announce(live, workspace, topic)
+        if any(each.title == "Sound the fairway" for each in workspace.issues()):
+            told.set()
+
+    async def late(live: Live) -> AsyncIterator[bytes]:
+        if not told.is_set():
+            tracker.create(NewIssue(title="Sound the fairway"))
+            assert await asyncio.to_thread(told.wait, PATIENCE)
+        async for each in events(live):
+            yield each
+
+    monkeypatch.setattr(Live, "_announce", announced)
+    monkeypatch.setattr(Live, "events", late)
+    with serving([sample.root], tmp_path) as server:
+        Pages(browser, server).go("board")
+        browser.wait_for_text("Sound the fairway")
+
+
+def test_a_page_waits_for_a_server_that_has_no_place_for_it(pages: Pages, server: WebServer, tracker: Tracker) -> None:
+    pages.go("board")
+    pages.wait_until_live()
+    path = b"/r/harbour/board"
+    with contextlib.ExitStack() as stack:
+        for _ in range(security.REQUESTS_EACH):
+            stack.enter_context(server.access.places(path).taken("127.0.0.1"))
+        tracker.create(NewIssue(title="Coil the ropes"))
+        pages.browser.wait_until(lambda: any("429" in each for each in pages.browser.complaints()), "it was refused")
+        assert pages.browser.find("h1").text == "Board", "it stays as it is"
+    pages.browser.wait_for_text("Coil the ropes")
 
 
 def test_a_claim_of_another_process_shows_in_two_tabs(pages: Pages, tracker: Tracker, sample: Sample) -> None:

@@ -105,6 +105,17 @@ def _tree(browser: Browser) -> list[dict[str, Any]]:
     return [each for each in nodes if not each.get("ignored")]
 
 
+def test_folded_tables_need_no_scrolling_sideways(pages: Pages, sample: Sample) -> None:
+    pages.browser.size(*NARROW)
+    tables = "return [...document.querySelectorAll('main .scroll:has(> .folds)')]"
+    for page in ("worktrees", "landing", "ledger", "audit", "overview", f"issue/{sample.issues['gate']}"):
+        pages.go(page)
+        assert pages.browser.run(f"{tables}.length") > 0, page
+        assert pages.browser.run(f"{tables}.filter((each) => each.scrollWidth > each.clientWidth).length") == 0, page
+    pages.browser.run("document.querySelector('.folds td').append('x'.repeat(200))")
+    assert pages.browser.run(f"{tables}.filter((each) => each.scrollWidth > each.clientWidth).length") == 1  # planted
+
+
 def test_a_folded_table_is_still_a_table_and_names_its_cells(pages: Pages) -> None:
     browser = pages.browser
     browser.size(*NARROW)

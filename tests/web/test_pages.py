@@ -14,23 +14,27 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clock import format_instant
+from holdfast.clock import ClockReading, format_instant
+from holdfast.errors import StoreUnavailable
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.model import ClaimId, State
+from holdfast.issues.model import ClaimId, IssueSummary, State
+from holdfast.issues.projection import IssueProjection
+from holdfast.issues.rules import IssueSet
 from holdfast.repository.init import initialise
 from holdfast.repository.landing import Landings
 from holdfast.repository.landing_records import lease_of
 from holdfast.repository.ledgers import init_ledger
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
-from holdfast.web import security
+from holdfast.store.model import Watch
+from holdfast.web import live, security
 from holdfast.web import server as server_module
 from holdfast.web.contents import PAGES, PARTS
 from holdfast.web.html import h
 from holdfast.web.layout import PageRequest
 from holdfast.web.pages import board, timeline
 from holdfast.web.server import WebServer
-from holdfast.web.workspaces import WorkspaceSettings, workspaces_of
+from holdfast.web.workspaces import Workspace, WorkspaceSettings, workspaces_of
 from tests.cli.commands import PATIENCE, holdfast, wait_until
 from tests.web.hostile import Markup
 from tests.web.served import Client, serving
@@ -313,6 +317,65 @@ def test_a_client_that_sends_its_request_slowly_is_dropped(
         assert raw(server, b"") == b""
 
 
+def connection(server: WebServer, address: str, content: bytes = b"") -> socket.socket:
+    """A connection of a client with this address."""
+    made = socket.create_connection(("127.0.0.1", server.port), PATIENCE, (address, 0))
+    made.sendall(content)
+    return made
+
+
+@pytest.mark.parametrize("limit", ["CONNECTIONS_EACH", "MOST_CONNECTIONS"])
+def test_connections_that_ask_for_nothing_keep_nobody_out(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(server_module, limit, 4)
+    monkeypatch.setattr(server_module, "HEADER_TIME", 3600)
+    with serving([sample.root], tmp_path) as server, contextlib.ExitStack() as stack:
+        client = Client(server)
+        idle = [stack.enter_context(connection(server, "127.0.0.1")) for _ in range(8)]
+        assert client.get("/r/harbour/board").status == 200
+        for each in idle[:4]:
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+        idle[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert idle[-1].recv(4) == b"HTTP"
+
+
+def test_the_idle_connections_of_one_client_cost_no_other_client_its_own(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS_EACH", 4)
+    with serving([sample.root], tmp_path) as server, contextlib.ExitStack() as stack:
+        other = stack.enter_context(connection(server, "127.0.0.2"))
+        idle = [stack.enter_context(connection(server, "127.0.0.3")) for _ in range(8)]
+        with contextlib.suppress(ConnectionResetError):
+            assert idle[0].recv(1) == b""
+        other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert other.recv(4) == b"HTTP"
+
+
+def test_one_client_cannot_take_the_streams_of_events_from_the_others(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "STREAMS_EACH", 2)
+    with serving([sample.root], tmp_path) as server, contextlib.ExitStack() as stack:
+        cookie = Client(server).cookie
+        head = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nCookie: {cookie}\r\n\r\n".encode()
+
+        def answered(address: str) -> tuple[socket.socket, bytes]:
+            made = stack.enter_context(connection(server, address, head))
+            return made, made.recv(65536)
+
+        first, _ = answered("127.0.0.2")
+        answered("127.0.0.2")
+        refused = answered("127.0.0.2")[1]
+        assert refused.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1" in refused
+        assert answered("127.0.0.3")[1].startswith(b"HTTP/1.1 200 ")
+        first.close()
+        wait_until(lambda: answered("127.0.0.2")[1].startswith(b"HTTP/1.1 200 "))
+
+
 def test_a_client_that_does_not_read_is_dropped(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,8 +407,8 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(
         assert b" 400 " in raw(server, head.encode())[:20]
 
 
-def listen_for_change(client: Client) -> Callable[[], bytes]:
-    """Listen for events as a tab does; the result waits for the next change, and returns what was heard."""
+def listen_for_change(client: Client, *, count: int = 1) -> Callable[[], bytes]:
+    """Listen for events as a tab does; the result waits for the next changes, and returns what was heard."""
     heard: list[bytes] = []
     told = threading.Event()
 
@@ -353,8 +416,10 @@ def listen_for_change(client: Client) -> Callable[[], bytes]:
         with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as connection:
             head = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {client.cookie}\r\n\r\n"
             connection.sendall(head.encode())
-            while b'"topic":"issues"' not in b"".join(heard):
-                heard.append(connection.recv(4096))
+            while b"".join(heard).count(b'"topic":"issues"') < count:
+                if not (block := connection.recv(4096)):
+                    return  # the server has ended
+                heard.append(block)
                 if b"event: hello" in b"".join(heard):
                     told.set()
 
@@ -364,8 +429,9 @@ def listen_for_change(client: Client) -> Callable[[], bytes]:
 
     def wait() -> bytes:
         thread.join(PATIENCE)
-        assert not thread.is_alive(), heard
-        return b"".join(heard)
+        found = b"".join(heard)
+        assert found.count(b'"topic":"issues"') >= count, found
+        return found
 
     return wait
 
@@ -375,6 +441,51 @@ def test_a_change_of_another_process_is_told_at_once(client: Client, sample: Sam
     assert holdfast("issue", "create", "Dredge the channel", cwd=sample.checkout).returncode == 0
     assert b"event: change" in heard()
     assert "Dredge the channel" in client.get("/r/harbour/board").text
+
+
+def test_a_change_costs_one_read_of_the_issues(sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often one commit is reported, and whichever pages are asked for again."""
+    reads: list[str] = []
+    look = IssueProjection.look
+
+    def counted(projection: IssueProjection, reading: ClockReading, *, finished: bool) -> IssueSet[IssueSummary]:
+        reads.append(threading.current_thread().name)
+        return look(projection, reading, finished=finished)
+
+    monkeypatch.setattr(live, "SETTLE", 1.0)
+    with serving([sample.root], tmp_path) as server:
+        client = Client(server)
+        assert client.get("/r/harbour/overview").status == 200
+        heard = listen_for_change(client)
+        monkeypatch.setattr(IssueProjection, "look", counted)
+        made = open_tracker(sample.root, actor="human:ada").create(NewIssue(title="Splice the hawser"))
+        heard()
+        for page in ("overview", "board", "graph", "attention", "names"):
+            assert client.get(f"/r/harbour/{page}").status == 200
+        assert made.id[:8] in client.get("/r/harbour/board").text
+        assert len(reads) == 1, reads
+
+
+def test_pages_are_told_that_a_store_is_watched_again(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something may have changed meanwhile."""
+    fails, watch_issues = threading.Event(), Workspace._watch_issues
+
+    class Failing(Watch):
+        def _next(self, left: float | None) -> list[str]:
+            if fails.wait(left):
+                raise StoreUnavailable("files", "it is gone")
+            return []
+
+    monkeypatch.setattr(
+        Workspace, "_watch_issues", lambda workspace: watch_issues(workspace) if fails.is_set() else Failing()
+    )
+    monkeypatch.setattr(live, "TRY_AGAIN", 0.1)
+    with serving([sample.root], tmp_path) as server:
+        heard = listen_for_change(Client(server), count=2)
+        fails.set()
+        heard()
 
 
 @pytest.mark.sampled(1)

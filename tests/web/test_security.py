@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import reduce
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from holdfast.web import security
 from holdfast.web.app import refusal_page
 from holdfast.web.security import Access, Arrived, Refusal, Secured
-from tests.web.attacks import ATTACKS, BODY, JSON, Attack
+from tests.web.attacks import ATTACKS, BODY, CLIENT, JSON, Attack
 
 PORT = 8642
 
@@ -48,6 +49,7 @@ def scope_of(attack: Attack, access: Access) -> dict[str, Any]:
         "raw_path": attack.path,
         "query_string": attack.query.replace(b"TOKEN", token),
         "headers": [*kept, *added, *attack.repeated],
+        "client": (CLIENT, 40_000),
     }
 
 
@@ -57,7 +59,11 @@ def judged(attack: Attack) -> Refusal | None:
     async def never(*_: object) -> None:
         raise AssertionError("it was served")
 
-    return Secured(never, access, refusal_page).judge(scope_of(attack, access))
+    with contextlib.ExitStack() as stack:
+        for client, count in attack.open.items():
+            for _ in range(count):
+                stack.enter_context(access.places(attack.path).taken(client))
+        return security.judge(Secured(never, access, refusal_page).arrived(scope_of(attack, access)))
 
 
 def test_there_are_enough_attacks_and_each_check_has_one() -> None:
@@ -80,6 +86,21 @@ def test_an_attack_is_refused_by_its_check(attack: Attack, monkeypatch: pytest.M
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 def test_a_request_of_our_own_page_passes(method: str) -> None:
     assert judged(Attack("fine", "", 0, path=b"/r/harbour/do/move", method=method)) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "count"), [(b"/r/harbour/board", security.REQUESTS_EACH), (b"/events", security.STREAMS_EACH)]
+)
+def test_a_client_has_its_share_whatever_another_one_has(path: bytes, count: int) -> None:
+    assert judged(Attack("its last place", "", 0, path=path, open={CLIENT: count - 1, "192.0.2.2": count})) is None
+
+
+def test_a_place_is_free_again_after_the_request() -> None:
+    places = security.Places(total=1, each=1)
+    with contextlib.suppress(ValueError), places.taken(CLIENT):
+        assert places.refusal(CLIENT) is not None
+        raise ValueError
+    assert places.refusal(CLIENT) is None
 
 
 def test_a_link_on_another_page_may_lead_here() -> None:

@@ -161,19 +161,20 @@ def _disk(situation: Situation) -> Iterator[Attention]:
 
 def _holders(situation: Situation) -> Iterator[Attention]:
     for each in situation.overview.holdings:
-        what = f"{each.kind} {each.what}"
+        subject = f"{each.kind} {each.what}"
+        what = f"issue {each.what[:8]}" if each.kind == "issue" else subject
         if each.is_ours:
             continue
         if each.time_left is not None and each.time_left <= 0:
-            yield Attention("expired", what, f"{each.who} let the {what} expire", _command(each))
+            yield Attention("expired", subject, f"{each.who} let the {what} expire", _command(each))
         elif each.liveness is Liveness.DEAD:
             free = "" if each.time_left is None else f"; free in {format_duration(round(each.time_left))}"
             yield _error(
-                "dead", what, f"the process of {each.who}, which has the {what}, is gone{free}", _command(each)
+                "dead", subject, f"the process of {each.who}, which has the {what}, is gone{free}", _command(each)
             )
         elif each.time_left is not None and each.time_left < _soon(each):
             left = format_duration(round(each.time_left))
-            yield Attention("expiring", what, f"the {what} of {each.who} expires in {left}", _command(each))
+            yield Attention("expiring", subject, f"the {what} of {each.who} expires in {left}", _command(each))
 
 
 def _soon(holding: Holding) -> float:
@@ -220,5 +221,5 @@ def _queues(situation: Situation) -> Iterator[Attention]:
     waiting = [each for each in issues if each.state in rules.WAITING]
     moving = any(each.state not in (*rules.WAITING, *rules.FINISHED) for each in issues)
     if waiting and not moving and all(rules.open_dependencies(each, issues.lookup) for each in waiting):
-        message = f"no issue can be claimed: {counted(len(waiting), 'issue')} wait for others"
+        message = f"no issue can be claimed: all that are left ({len(waiting)}) wait for others"
         yield Attention("queue", "issues", message, "holdfast blocked")

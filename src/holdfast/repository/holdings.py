@@ -12,10 +12,10 @@ from typing import NamedTuple
 from holdfast.clock import SYSTEM_CLOCK, ClockReading, Now, format_duration, format_instant
 from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.issues.model import CLAIMS, AnyIssue, ClaimRecord, Issue, State
+from holdfast.issues.model import CLAIMS, AnyIssue, ClaimRecord, Issue, IssueSummary, State
 from holdfast.issues.projection import IndexUnusable, projection_of
 from holdfast.issues.reading import look_at, read_claims
-from holdfast.issues.rules import Broken
+from holdfast.issues.rules import Broken, IssueSet
 from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks import identity
 from holdfast.locks.identity import Liveness, boot_clock_id, described_liveness
@@ -189,11 +189,12 @@ def repo_lock_holdings(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[H
 # --- Claims of issues ----------------------------------------------------------------------------------
 
 
-def issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
+def issue_claims(root: Path, address: str | None, issues: IssueSet[IssueSummary] | None = None) -> Iterator[Holding]:
+    """The claims of issues. `issues` are the issues from an earlier read, if none has changed since."""
     with contextlib.closing(open_store(root, address)) as store:
         reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew)
         broken: Failure | None = None
-        for issue_id, issue, record, now in _claimed(store, root, reading):
+        for issue_id, issue, record, now in _claimed(store, root, reading, issues):
             if isinstance(record, Broken):
                 broken = broken or record.failure  # raised after the others
                 continue
@@ -231,11 +232,13 @@ class _Claimed(NamedTuple):
     now: Now
 
 
-def _claimed(store: Store, root: Path, reading: ClockReading) -> Iterator[_Claimed]:
+def _claimed(
+    store: Store, root: Path, reading: ClockReading, issues: IssueSet[IssueSummary] | None
+) -> Iterator[_Claimed]:
     """The issues that somebody works on, or that cannot be read. If the projection cannot tell which these are, every
     issue that was ever claimed."""
     try:
-        seen = projection_of(store, root).look(reading, finished=False)
+        seen = projection_of(store, root).look(reading, finished=False) if issues is None else issues
     except IndexUnusable:
         now = reading.at(store.now())
         for issue_id, document in store.scan(CLAIMS.tolerant()):
@@ -243,16 +246,17 @@ def _claimed(store: Store, root: Path, reading: ClockReading) -> Iterator[_Claim
             record = Broken(issue_id, found.failure) if isinstance(found, Unreadable) else found
             yield _Claimed(issue_id, issue if isinstance(issue, Issue) else None, record, now)
         return
+    now = reading.at(store.now()) if seen is issues else seen.moment
     working = {each.id: each for each in seen if each.state in (State.IN_PROGRESS, State.GATED)}
     for issue_id, claims in read_claims(store, sorted({*working, *seen.broken_issues})).items():
-        yield _Claimed(issue_id, working.get(issue_id), claims, seen.moment)
+        yield _Claimed(issue_id, working.get(issue_id), claims, now)
 
 
 _WAITS_FOR_GATES = Reclaim(False, "the work is done; it waits for its gates: holdfast gate check")
 
 
 def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
-    command = f"holdfast issue claim {issue_id}"
+    command = f"holdfast issue claim {issue_id[:8]}"
     if left <= 0:
         return Reclaim(True, command)
     gone = "its process is gone; " if alive is Liveness.DEAD else ""

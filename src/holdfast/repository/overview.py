@@ -38,6 +38,8 @@ from holdfast.store.model import ServerVersion
 from holdfast.store.open import address_of, open_store
 
 if TYPE_CHECKING:
+    from holdfast.issues.model import IssueSummary
+    from holdfast.issues.rules import IssueSet
     from holdfast.repository.attention import Attention
     from holdfast.repository.conflicts import WorktreeConflict
 
@@ -105,10 +107,17 @@ def _is_workspace(directory: Path) -> bool:
     return META_FILE in found or any(each.startswith("event-") for each in _names(directory / LEDGER))
 
 
-def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str | None = None) -> Overview:
+def look_around(
+    root: Path,
+    *,
+    repo_locks: RepoLock | None = None,
+    address: str | None = None,
+    issues: IssueSet[IssueSummary] | None = None,
+) -> Overview:
     """Everything that is held below `root`, and all repository locks, which are in the data directory.
 
-    `address` is the store of the issues and the ledger, if it is not the configured one.
+    `address` is the store of the issues and the ledger, if it is not the configured one; `issues` are the issues from
+    an earlier read, if none has changed since.
     """
     root = _root_of(resolved(root))
     present = _names(root)
@@ -118,7 +127,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         sources["lease"] = lambda: _of_repository(root, _leases)
         sources["operation"] = lambda: _of_repository(root, _operations)
     if ".jit" in present or tracker != root or ".holdfast" in present or address:
-        sources["issue"] = lambda: held.issue_claims(tracker, address)
+        sources["issue"] = lambda: held.issue_claims(tracker, address, issues)
     if "ledger" in present or ".holdfast" in present or address:
         sources["claim"] = lambda: _ledger_claims(root, address)
     notes = WaitNotes([waits_of_repository(root)]).notes(sweep=False)

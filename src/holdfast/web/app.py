@@ -19,8 +19,8 @@ from holdfast.web import actions
 from holdfast.web.contents import PAGES, PARTS
 from holdfast.web.html import Html, document, h
 from holdfast.web.layout import Page, PageRequest, address, command_line, framed, path_of, plain_page, static_files
-from holdfast.web.live import MOST_LISTENERS, Live
-from holdfast.web.security import Access, Refusal
+from holdfast.web.live import Live
+from holdfast.web.security import EVENTS, Access, Refusal
 from holdfast.web.workspaces import Workspace, workspace_named
 
 _STATUSES = {
@@ -43,7 +43,7 @@ def application(workspaces: Sequence[Workspace], access: Access, live: Live) -> 
         Route("/", served.home),
         Route("/open/{secret}", served.open, methods=["GET"]),
         Route("/static/{name}", served.static),
-        Route("/events", served.events),
+        Route(EVENTS, served.events),
         Route("/metrics", served.metrics),
         Route("/r/{workspace}", served.workspace),
         Route("/r/{workspace}/metrics", served.metrics),
@@ -103,8 +103,6 @@ class _Served:
         return Response(content, media_type=kind, headers=headers)
 
     async def events(self, request: Request) -> Response:
-        if self._live.listeners >= MOST_LISTENERS:
-            return Response("too many listeners\n", 503, media_type="text/plain")
         return StreamingResponse(self._live.events(), media_type="text/event-stream")
 
     async def metrics(self, request: Request) -> Response:

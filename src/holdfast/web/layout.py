@@ -132,6 +132,7 @@ def framed(asked: PageRequest, page: Page) -> Html:
         h("div", id="toast", role="status", aria_live="polite"),
         data_workspace=workspace.slug,
         data_final=page.is_final,
+        data_made=f"{asked.now:.6f}",
         data_writable="yes" if asked.writable else None,
     )
     return h("html", head, body, lang="en")
@@ -388,6 +389,20 @@ def rarely(asked: PageRequest, name: str, make: Callable[[], Html]) -> Html:
     again later."""
     found, is_new = asked.workspace.remembered(f"{name} {asked.name}", make)
     return found if is_new else join(found, h("span", data_again=REMEMBERED_MS, hidden=True))
+
+
+def flat(record: Mapping[str, object], above: str = "") -> Html:
+    """Names and values on one line; those of nested records are named like `old.lock_id`."""
+    parts: list[Child] = []
+    for name, value in record.items():
+        if isinstance(value, dict):
+            parts.append(flat(value, f"{above}{name}."))
+        elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            parts += [flat(each, f"{above}{name}.") for each in value[:20]]
+        elif value not in (None, "", []):
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts += [h("span", f"{above}{name} ", class_="dim"), shortened(shown, 200), "  "]
+    return h("span", parts, class_="flat")
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Html:

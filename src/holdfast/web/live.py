@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from holdfast.web.workspaces import Workspace
 
 LOOK_UP = 5.0  # seconds after which a waiting thread looks whether it should end
-SETTLE = 0.05  # one commit may be reported twice
+SETTLE, MOST_SETTLE = 0.05, 0.3  # one commit is reported several times: at its intent, its parts, and its end
 TRY_AGAIN = 5.0  # after a store was unavailable
 HEARTBEAT = 15.0  # seconds between two heartbeats, which also reveal clients that are gone
-MOST_LISTENERS = 200
 MOST_PENDING = 64
 
 
@@ -42,6 +41,7 @@ class Live:
         self._holders: list[ChangeWatcher] = []
         self._queues: set[asyncio.Queue[bytes]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed_at: dict[str, float] = {}  # when browsers were last told of a workspace
 
     def start(self) -> None:
         """Begin to watch; each kind of records of each workspace has a thread of its own."""
@@ -68,10 +68,11 @@ class Live:
         self._announce(workspace, topic)
 
     def _announce(self, workspace: Workspace, topic: str) -> None:
+        self._changed_at[workspace.slug] = at = time.time()
         if self._loop is not None and self._queues:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(
-                    self._spread, _event("change", {"workspace": workspace.slug, "topic": topic})
+                    self._spread, _event("change", {"workspace": workspace.slug, "topic": topic, "at": at})
                 )
 
     def _spread(self, event: bytes) -> None:
@@ -86,10 +87,10 @@ class Live:
             try:
                 with opened() as watch:
                     workspace.begin_watch(topic)
+                    self._announce(workspace, topic)  # something may have changed before
                     while not self._ended.is_set() and workspace.is_watched(topic):
                         if watch.wait(LOOK_UP):
-                            watch.wait(SETTLE)
-                            workspace.changed(topic)
+                            _settle(watch, partial(workspace.changed, topic))
                             if topic == ISSUES and self._queues:
                                 with contextlib.suppress(Failure):  # the pages say what is wrong
                                     workspace.issues()  # so that no browser waits for it once it is told
@@ -100,12 +101,12 @@ class Live:
                 self._ended.wait(TRY_AGAIN)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events for one browser, until it goes away."""
+        """The events for one browser, until it goes away. The first tells which changes it may have missed."""
         self._loop = asyncio.get_running_loop()
         queue: asyncio.Queue[bytes] = asyncio.Queue(MOST_PENDING)
         self._queues.add(queue)
         try:
-            yield b"retry: 1000\n" + _event("hello", {"at": time.time()})
+            yield b"retry: 1000\n" + _event("hello", {**self._changed_at})
             while True:
                 try:
                     yield await asyncio.wait_for(queue.get(), HEARTBEAT)
@@ -114,9 +115,14 @@ class Live:
         finally:
             self._queues.discard(queue)
 
-    @property
-    def listeners(self) -> int:
-        return len(self._queues)
+
+def _settle(watch: Watch, changed: Callable[[], None]) -> None:
+    """Note a change at once, so that a page that is requested now shows it; then wait, not long, until no more of it is
+    reported."""
+    changed()
+    end = time.monotonic() + MOST_SETTLE
+    while time.monotonic() < end and watch.wait(SETTLE):
+        changed()
 
 
 def _event(name: str, data: dict[str, object]) -> bytes:

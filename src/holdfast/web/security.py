@@ -8,18 +8,23 @@ to resolve to this machine are all outside. Only a browser that opened the one-t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple, TypeAlias
 
 LONGEST_BODY = 256 << 10
 LONGEST_PATH, LONGEST_QUERY = 1024, 4096
 MOST_HEADERS, LONGEST_HEADERS = 64, 16 << 10
 BODY_TIME = 10.0  # seconds that a client has to send a body
+MOST_REQUESTS, REQUESTS_EACH = 128, 32  # served at once: of all clients, and of one
+MOST_STREAMS, STREAMS_EACH = 192, 64  # the same for streams of events
 
 OPEN = "/open/"  # followed by the one-time secret
+EVENTS = "/events"
 STATIC = "/static/"
 PUBLIC_PATHS = (OPEN, STATIC)  # open to a browser without the cookie
 METRICS = re.compile(r"/(?:r/[^/]+/)?metrics")  # open to the token of a scraper, which opens nothing else
@@ -55,8 +60,32 @@ class Refusal(NamedTuple):
     message: str
 
 
+class Places:
+    """Places for what is served at once. One client has at most `each`, and leaves the others of `total` to others."""
+
+    def __init__(self, total: int, each: int) -> None:
+        self._total, self._each = total, each
+        self._taken: Counter[str] = Counter()
+
+    def refusal(self, client: str) -> Refusal | None:
+        """Why there is no place for this client."""
+        if self._taken[client] >= self._each:
+            return Refusal(429, "too much is open at this address: close some pages, or try again in a moment")
+        if self._taken.total() >= self._total:
+            return Refusal(503, "the server is busy with others: try again in a moment")
+        return None
+
+    @contextlib.contextmanager
+    def taken(self, client: str) -> Iterator[None]:
+        self._taken[client] += 1
+        try:
+            yield
+        finally:
+            self._taken -= Counter({client: 1})  # forgets a client that has none
+
+
 class Access:
-    """Access to one running server: its host names, and the token that the one-time address gives out."""
+    """Access to one running server: its host names, its places, and the token that the one-time address gives out."""
 
     def __init__(self, hosts: Iterable[str], port: int, *, writable: bool) -> None:
         names = {f"[{each}]" if ":" in each else each for each in (*hosts, "127.0.0.1", "localhost", "::1")}
@@ -65,6 +94,8 @@ class Access:
         self.cookie = f"holdfast-{port}"  # cookies do not distinguish ports
         self.writable = writable
         self.scraper_token = secrets.token_urlsafe(32)
+        self._requests = Places(MOST_REQUESTS, REQUESTS_EACH)
+        self._streams = Places(MOST_STREAMS, STREAMS_EACH)
         self._token = secrets.token_urlsafe(32)
         self._secret = secrets.token_urlsafe(32)
 
@@ -72,6 +103,10 @@ class Access:
     def one_time_path(self) -> str:
         """Where a browser gets its cookie, once."""
         return OPEN + self._secret
+
+    def places(self, path: bytes) -> Places:
+        """The places for requests of this kind."""
+        return self._streams if path == EVENTS.encode() else self._requests
 
     def redeem(self, secret: str) -> str | None:
         """The cookie for a browser that has the secret, which is worthless from now on; None for any other text."""
@@ -100,6 +135,7 @@ class Arrived(NamedTuple):
     query: bytes
     headers: list[tuple[bytes, bytes]]
     access: Access
+    client: str = ""  # its address
 
     def header(self, name: bytes) -> str | None:
         found = [value for each, value in self.headers if each == name]
@@ -263,6 +299,11 @@ def check_length(request: Arrived) -> Refusal | None:
     return None
 
 
+def check_places(request: Arrived) -> Refusal | None:
+    """One client leaves places to others, and all of them together cannot overload the server."""
+    return request.access.places(request.path).refusal(request.client)
+
+
 CHECKS: list[Check] = [
     check_size,
     check_headers,
@@ -279,6 +320,7 @@ CHECKS: list[Check] = [
     check_same_origin,
     check_content_type,
     check_length,
+    check_places,
 ]
 
 
@@ -297,19 +339,25 @@ class Secured:
             return
         if scope["type"] != "http":
             return  # a websocket is closed before it is accepted
-        refusal = self.judge(scope)
+        request = self.arrived(scope)
+        refusal = judge(request)
         guarded = _with_headers(send)
         if refusal is not None:
             await _answer(guarded, refusal, self._refuse(refusal))
-        else:
+            return
+        with self._access.places(request.path).taken(request.client):
             await self._app(scope, _bounded(receive), guarded)
 
-    def judge(self, scope: Mapping[str, Any]) -> Refusal | None:
-        """The first refusal of the checks."""
+    def arrived(self, scope: Mapping[str, Any]) -> Arrived:
         path = scope.get("raw_path") or scope["path"].encode("latin-1", "replace")
         headers = [(name.lower(), value) for name, value in scope["headers"]]
-        request = Arrived(scope["method"], path, scope["query_string"], headers, self._access)
-        return next((found for check in CHECKS if (found := check(request)) is not None), None)
+        client = (scope.get("client") or ("",))[0]
+        return Arrived(scope["method"], path, scope["query_string"], headers, self._access, client)
+
+
+def judge(request: Arrived) -> Refusal | None:
+    """The first refusal of the checks."""
+    return next((found for check in CHECKS if (found := check(request)) is not None), None)
 
 
 def _with_headers(send: Send) -> Send:
@@ -349,5 +397,7 @@ def _bounded(receive: Receive) -> Receive:
 async def _answer(send: Send, refusal: Refusal, content: bytes) -> None:
     headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", b"%d" % len(content))]
     headers.append((b"connection", b"close"))  # whatever follows on this connection is not read
+    if refusal.status in (429, 503):
+        headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

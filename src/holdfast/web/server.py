@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HEADER_TIME, SEND_TIME = 10.0, 30.0  # seconds that a client has to send the head of a request, and to take a block
-MOST_CONNECTIONS = 512
+MOST_CONNECTIONS, CONNECTIONS_EACH = 512, 128  # more than there are places for requests: one too many is waiting
 LARGEST_HEAD = 32 << 10
 KEEP_ALIVE = 15
 
@@ -36,7 +37,8 @@ class ServerOptions(NamedTuple):
 
 class _ImpatientProtocol(H11Protocol):
     """Drops a client that is slow: the head of each request has `HEADER_TIME` to arrive, after at most `KEEP_ALIVE`
-    without one, and what was sent has `SEND_TIME` to be read."""
+    without one, and what was sent has `SEND_TIME` to be read. Of too many connections, of one client or of all, it
+    drops the one that would soonest be dropped for this."""
 
     _waiting: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -44,6 +46,11 @@ class _ImpatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head()
+        open_ = [each for each in self.connections if isinstance(each, _ImpatientProtocol) and not each.is_closing()]
+        ours = [each for each in open_ if each.address == self.address]
+        for connections, most in ((ours, CONNECTIONS_EACH), (open_, MOST_CONNECTIONS)):
+            if len(connections) > most:
+                min(connections, key=_ImpatientProtocol.dropped_at).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
@@ -71,6 +78,17 @@ class _ImpatientProtocol(H11Protocol):
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
+
+    @property
+    def address(self) -> str | None:
+        return self.client[0] if self.client is not None else None
+
+    def is_closing(self) -> bool:
+        return self.transport.is_closing()
+
+    def dropped_at(self) -> float:
+        """When it is dropped if nothing arrives, by the clock of the loop."""
+        return math.inf if self._waiting is None else self._waiting.when()
 
     def _wait_for_head(self) -> None:
         if self._waiting is not None:
@@ -117,7 +135,6 @@ class WebServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=LARGEST_HEAD,

@@ -111,7 +111,8 @@ class Workspace:
 
     def overview(self) -> Overview:
         locks = RepoLock(self.settings.data_directory)
-        found = look_around(self.root, repo_locks=locks, address=self.settings.address)
+        address, issues = self.settings.address, self._known_issues()
+        found = look_around(self.root, repo_locks=locks, address=address, issues=issues)
         if self._holders is not None:
             self._holders.watch_processes(holder_pids(found))
         return found
@@ -119,11 +120,17 @@ class Workspace:
     def issues(self) -> IssueSet[IssueSummary]:
         """All issues as they are now, without their claims; raises `NotInitialised` if there is no tracker."""
         with self._reading:
-            count, known = self._counts[ISSUES], self._issues
-            if known is None or known[0] != count or ISSUES not in self._watched:
+            count, known = self._counts[ISSUES], self._known_issues()
+            if known is None:
                 with self.tracker() as tracker:
-                    self._issues = known = count, tracker.summaries()
-        return known[1]
+                    known = tracker.summaries()
+                self._issues = count, known
+        return known
+
+    def _known_issues(self) -> IssueSet[IssueSummary] | None:
+        """The issues of the last read, if no change was reported since."""
+        count, known = self._issues or (-1, None)
+        return known if ISSUES in self._watched and count == self._counts[ISSUES] else None
 
     def remembered(self, name: str, make: Callable[[], Html]) -> tuple[Html, bool]:
         """An answer, and whether it was found out just now. Of several that ask at once, one finds it out."""
@@ -145,9 +152,9 @@ class Workspace:
     def warm(self) -> None:
         """Read everything once, so that the first page does not wait for it."""
         with contextlib.suppress(Failure):
-            self.overview()
-        with contextlib.suppress(Failure):
             self.issues()
+        with contextlib.suppress(Failure):
+            self.overview()
 
     # --- Watching ----------------------------------------------------------------------------------
 

@@ -116,17 +116,18 @@ def _column(
         more = h("p", h("a", f"Show all {len(found)}", href=link), class_="more")
     return h(
         "section",
-        h("h2", h("span", class_=f"dot {state.value}", aria_hidden="true"), STATES[state], _number(len(found))),
+        h(
+            "h2",
+            h("span", class_=f"dot {state.value}", aria_hidden="true"),
+            STATES[state],
+            h("span", len(found), class_="count"),
+        ),
         h("div", cards, class_="cards", data_state=state.value if state in _CHOSEN else None),
         more,
         class_="column",
         id=state.value,
         aria_label=STATES[state],
     )
-
-
-def _number(count: int) -> Html:
-    return h("span", count, class_="count")
 
 
 def _card(asked: PageRequest, issues: IssueSet[IssueSummary], issue: IssueSummary, state: State) -> Html:
@@ -160,12 +161,6 @@ def names_part(asked: PageRequest) -> Html:
 
 
 def _palette_link(workspace: Workspace, issue: IssueSummary) -> Html:
-    text = f"{issue.id[:SHORT]} {shortened(issue.title, 100)}"
-    return h(
-        "a",
-        h("code", issue.id[:SHORT]),
-        " ",
-        shortened(issue.title, 100),
-        href=address(workspace, "issue", issue.id),
-        data_words=text,
-    )
+    name, title = issue.id[:SHORT], shortened(issue.title, 100)
+    link = address(workspace, "issue", issue.id)
+    return h("a", h("code", name), " ", title, href=link, data_words=f"{name} {title}")

@@ -52,7 +52,7 @@ def graph_page(asked: PageRequest) -> Page:
         notice("warn", f"Only {MOST_DRAWN} of {MOST_DRAWN + len(dropped)} issues are drawn.") if dropped else None,
         _legend(drawn),
         h("div", _picture(asked, drawn, graph, linked, states), class_="graph", id="graph"),
-        h("p", f"{counted(loose, 'issue')} without dependencies are not drawn.", class_="dim") if loose else None,
+        h("p", f"Not drawn: {counted(loose, 'issue')} without dependencies.", class_="dim") if loose else None,
     )
     return Page("Graph", "graph", body, "holdfast graph", counted(len(linked), "issue"), scripts=("graph.js",))
 
@@ -69,7 +69,11 @@ def _legend(drawn: Layering) -> Html:
     marks = [
         h("span", h("span", class_=f"dot {state.value}", aria_hidden="true"), title) for state, title in STATES.items()
     ]
-    critical = h("span", h("span", class_="stroke", aria_hidden="true"), f"critical path: {len(drawn.critical)} issues")
+    critical = h(
+        "span",
+        h("span", class_="stroke", aria_hidden="true"),
+        f"critical path: {counted(len(drawn.critical), 'issue')}",
+    )
     return h("p", marks, critical if drawn.critical else None, class_="legend")
 
 
@@ -121,7 +125,7 @@ def _node(asked: PageRequest, issue: IssueSummary, state: State, place: tuple[in
     label = f"{issue.title}, {STATES[state]}"
     assignee = f" · {issue.assignee}" if issue.assignee else ""
     texts = (
-        h("text", shortened(issue.title, 30), x=0, y=17),
+        h("text", shortened(issue.title, 28), x=0, y=17),
         h("text", shortened(f"{issue.id[:SHORT]} · {STATES[state]}{assignee}", 33), x=0, y=32, class_="small"),
     )
     parts: list[Child] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from holdfast.clock import format_duration, format_instant, parse_instant
 from holdfast.errors import NotFound
@@ -21,6 +21,7 @@ from holdfast.web.layout import (
     PageRequest,
     address,
     facts,
+    flat,
     issue_link,
     lazy,
     moment,
@@ -145,9 +146,11 @@ def _gates_part(asked: PageRequest, issue: Issue, gates: Mapping[str, Gate], run
                 action_form(asked, "gate-pass", "Pass", **hidden), action_form(asked, "gate-fail", "Fail", **hidden)
             )
         mark = h("span", status.value, class_=_GATE_MARKS[status])
-        rows.append([h("strong", key), mark, decide, by, moment(last.completed_at, asked.now) if last else NOT_KNOWN])
-    columns = ("Gate", "Status", "", "Decided by", "Last run")
-    return section("Gates", table(columns, rows, label="Gates"), [_run(asked, each) for each in reversed(runs)])
+        rows.append([h("strong", key), mark, by, moment(last.completed_at, asked.now) if last else NOT_KNOWN, decide])
+    columns = ("Gate", "Status", "Decided by", "Last run", "")
+    return section(
+        "Gates", table(columns, rows, label="Gates", folds=True), [_run(asked, each) for each in reversed(runs)]
+    )
 
 
 def _run(asked: PageRequest, run: GateRun) -> Html:
@@ -188,7 +191,7 @@ def _events_part(asked: PageRequest, events: list[Entry[IssueEvent]]) -> Html:
             "li",
             moment(event.timestamp, asked.now),
             h("strong", event.type.removeprefix("issue_").replace("_", " ")),
-            h("span", list(_event_facts(event)), class_="dim"),
+            flat(_event_facts(event)),
             class_=_ATTEMPTS.get(event.type),
         )
         for _, event in reversed(events)
@@ -207,11 +210,10 @@ _ATTEMPTS = {
 """Events that end an attempt, or decide about one."""
 
 
-def _event_facts(event: IssueEvent) -> Iterator[Child]:
-    for name, value in event.unknown.items():
-        if value not in (None, "", []):
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            yield f"{name.replace('_', ' ')} {shortened(shown, 200)}  "
+def _event_facts(event: IssueEvent) -> dict[str, object]:
+    known = event.unknown
+    repeated = "updated_by" if known.get("updated_by") == known.get("by") else ""
+    return {name.replace("_", " "): value for name, value in known.items() if name != repeated}
 
 
 # --- Actions ---------------------------------------------------------------------------------------
@@ -220,13 +222,17 @@ def _event_facts(event: IssueEvent) -> Iterator[Child]:
 def _actions_part(asked: PageRequest, issue: Issue, state: State, claim: IssueClaim | None, left: float | None) -> Html:
     forms: list[Child] = []
     if claim is None or (left is not None and left <= 0):
-        forms.append(action_form(asked, "claim", "Claim for me", text_field("For", "ttl", "8h"), issue=issue.id))
+        forms.append(
+            action_form(asked, "claim", "Claim for me", text_field("For how long", "ttl", "8h"), issue=issue.id)
+        )
     if claim is not None:
         reason = text_field("Reason", "reason", "")
         forms.append(action_form(asked, "release", "Release", reason, issue=issue.id, claim=claim.claim_id))
     moves = [(each.value, STATES[each]) for each in _MOVES if each is not state]
     claimed = {"claim": claim.claim_id} if claim is not None else {}
-    forms.append(action_form(asked, "move", "Move", select_field("To", "state", moves), issue=issue.id, **claimed))
+    forms.append(
+        action_form(asked, "move", "Move", select_field("New state", "state", moves), issue=issue.id, **claimed)
+    )
     edit = action_form(
         asked,
         "edit",
@@ -252,7 +258,7 @@ def new_page(asked: PageRequest) -> Page:
         text_field("Title", "title", ""),
         field("Description", h("textarea", name="description", rows=8)),
         select_field("Priority", "priority", [(each.value, each.value) for each in Priority], Priority.NORMAL.value),
-        text_field("Labels", "labels", "", hint="area:core docs"),
-        text_field("Depends on", "depends_on", "", hint="4f1c 09ab"),
+        text_field("Labels", "labels", "", hint="separated by spaces: area:core docs"),
+        text_field("Depends on", "depends_on", "", hint="ids of issues: 4f1c 09ab"),
     )
     return Page("New issue", "board", h("div", form, class_="narrow"), "holdfast issue create TITLE")

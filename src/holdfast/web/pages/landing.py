@@ -52,7 +52,7 @@ def landing_page(asked: PageRequest) -> Page:
     publishing = [
         notice(
             "warn",
-            f"{len(each.intent.entries)} entries are being published to {each.branch}: ",
+            f"Publishing {counted(len(each.intent.entries), 'entry')} to {each.branch}: ",
             h("code", each.intent.new[:12]),
         )
         for each in targets
@@ -85,7 +85,9 @@ def _queue(asked: PageRequest, queued: Sequence[Landing], why: dict[str, str]) -
                 cancel,
             ]
         )
-    return table(("", "Work", "Onto", "From", "By", "Queued", "Waits for", ""), rows, label="Queue", class_="rows")
+    return table(
+        ("", "Work", "Onto", "From", "By", "Queued", "Waits for", ""), rows, label="Queue", class_="rows", folds=True
+    )
 
 
 def _outcomes(asked: PageRequest, entries: Sequence[Landing]) -> Html:
@@ -107,7 +109,9 @@ def _outcomes(asked: PageRequest, entries: Sequence[Landing]) -> Html:
                 retry,
             ]
         )
-    return table(("Outcome", "Work", "Onto", "From", "Decided", "As", ""), rows, label="Outcomes", class_="rows")
+    return table(
+        ("Outcome", "Work", "Onto", "From", "Decided", "As", ""), rows, label="Outcomes", class_="rows", folds=True
+    )
 
 
 # --- Batches ---------------------------------------------------------------------------------------

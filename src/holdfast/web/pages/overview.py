@@ -45,12 +45,12 @@ _ALIVE = {Liveness.ALIVE: ("alive", "good"), Liveness.DEAD: ("dead", "bad"), Liv
 def overview_page(asked: PageRequest) -> Page:
     """The part of the page that is quick to read; conflicts, the store and changed files follow."""
     workspace = asked.workspace
-    overview, landings = workspace.overview(), _landings(workspace)
-    agents = with_landings(overview.agents, landings.queued())
-    agents = tuple(each for each in agents if _is_agent(each))
     issues: IssueSet[IssueSummary] | None = None
     with contextlib.suppress(Failure):
         issues = workspace.issues()
+    overview, landings = workspace.overview(), _landings(workspace)
+    agents = with_landings(overview.agents, landings.queued())
+    agents = tuple(each for each in agents if _is_agent(each))
     urgent = [each for each in attention_list(Situation(overview, issues, landings)) if each.kind not in _SLOW]
     counts = _issue_counts(workspace, issues) if issues is not None else None
     body = join(

@@ -16,6 +16,7 @@ from holdfast.web.layout import (
     address,
     command_line,
     empty,
+    flat,
     lazy,
     moment,
     notice,
@@ -55,10 +56,18 @@ def ledger_page(asked: PageRequest) -> Page:
     rows = [_event_row(asked, each) for each in reversed(events)]
     body = join(
         _soundness(asked, last),
-        section("Claims", table(("Node", "Owner", "Since", "Time left"), claims, label="Claims"), count=len(claims))
+        section(
+            "Claims",
+            table(("Node", "Owner", "Since", "Time left"), claims, label="Claims", folds=True),
+            count=len(claims),
+        )
         if claims
         else None,
-        section("Events", table(("", "When", "Type", "Content"), rows, label="Events", class_="rows tight"), count=last)
+        section(
+            "Events",
+            table(("", "When", "Type", "Content"), rows, label="Events", class_="rows tight", folds=True),
+            count=last,
+        )
         if rows or archived
         else empty("The ledger has no events yet.", 'holdfast ledger append \'{"type":"note"}\''),
         _archived("Events", archived),
@@ -93,20 +102,7 @@ def _archived(what: str, last: int) -> Html | None:
 def _event_row(asked: PageRequest, recorded: Recorded) -> list[Child]:
     rest = {name: value for name, value in recorded.event.items() if name not in ("type", "timestamp", "holder")}
     at = str(recorded.event.get("timestamp", ""))
-    return [recorded.sequence, moment(at, asked.now), h("strong", str(recorded.event.get("type"))), _flat(rest)]
-
-
-def _flat(record: Mapping[str, object], above: str = "") -> Html:
-    """Names and values on one line; those of nested records are named like `old.lock_id`."""
-    parts: list[Child] = []
-    for name, value in record.items():
-        if isinstance(value, dict):
-            parts.append(_flat(value, f"{above}{name}."))
-        elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-            parts += [_flat(each, f"{above}{name}.") for each in value[:20]]
-        elif value not in (None, "", []):
-            parts += [h("span", f"{above}{name} ", class_="dim"), shortened(str(value), 200), "  "]
-    return h("span", parts, class_="flat")
+    return [recorded.sequence, moment(at, asked.now), h("strong", str(recorded.event.get("type"))), flat(rest)]
 
 
 def ledger_check_part(asked: PageRequest) -> Html:
@@ -136,7 +132,7 @@ def audit_page(asked: PageRequest) -> Page:
             each.number,
             moment(each.at, asked.now),
             h("a", each.event, href=address(asked.workspace, "audit", event=each.event)),
-            _flat(each.facts),
+            flat(each.facts),
             h("code", shortened(each.actor, 40)),
             h("code", each.hash[:8], title=each.hash),
         ]
@@ -147,7 +143,7 @@ def audit_page(asked: PageRequest) -> Page:
         h("p", "Only ", h("strong", wanted), " ", h("a", "show all", href=address(asked.workspace, "audit")))
         if wanted
         else None,
-        table(("", "When", "Event", "Facts", "By", "Hash"), rows, label="Audit trail", class_="rows tight"),
+        table(("", "When", "Event", "Facts", "By", "Hash"), rows, label="Audit trail", class_="rows tight", folds=True),
         _archived("Entries", reader.archived),
         _older(asked, "audit", entries[0].number - 1) if entries and len(entries) == MOST_SHOWN else None,
     )
@@ -183,7 +179,7 @@ def findings_part(asked: PageRequest) -> Html:
         if is_wrong(findings)
         else notice("good", "✓ The repository is healthy.")
     )
-    fix = h("p", "To make all safe repairs: ", command_line("holdfast doctor --fix"))
+    fix = h("p", "To make all safe repairs: ", command_line(f"holdfast doctor --fix{asked.workspace.repo_option}"))
     return join(verdict, fix if any(each.fixable for each in findings) else None, map(_finding, findings))
 
 

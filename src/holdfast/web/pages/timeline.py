@@ -236,7 +236,7 @@ def _at(asked: PageRequest, spans: Iterable[HeldSpan], titles: dict[str, str], c
         rows.append([what, each.who, moment(format_instant(each.begin), asked.now), each.how or "no end is recorded"])
     title = join("Held at ", h("time", then[:19].replace("T", " ") + " UTC", datetime=then))
     found = (
-        table(("What", "By", "Since", "How it ended"), rows, label="Held then")
+        table(("What", "By", "Since", "How it ended"), rows, label="Held then", folds=True)
         if rows
         else empty("Nothing was held then.")
     )

@@ -39,7 +39,7 @@ def worktrees_page(asked: PageRequest) -> Page:
     columns = ("Worktree", "Branch", "Lease", "Time left", "Head", "Created", "")
     conflicts = lazy(asked, "conflicts", "…") if is_git_home(str(asked.workspace.root)) else None
     body = join(
-        section("Worktrees", table(columns, rows, label="Worktrees", class_="rows"), count=len(states)),
+        section("Worktrees", table(columns, rows, label="Worktrees", class_="rows", folds=True), count=len(states)),
         section("Would conflict if merged now", conflicts) if conflicts is not None else None,
         section("Snapshots", _history(asked, history, "main"), count=len(history.entries)),
     )

@@ -58,6 +58,14 @@ function morphChildren(old, made) {
   }
 }
 
+async function ask(address) { // again after a moment, while the server has no place for it
+  const answer = await fetch(address, { headers: { accept: "text/html" } });
+  const seconds = +answer.headers.get("retry-after");
+  if (!seconds) return answer;
+  await new Promise((done) => setTimeout(done, 1000 * seconds));
+  return ask(address);
+}
+
 const SHARE = 3; // the pause after a refresh, as a multiple of its duration
 const MOST_PAUSE = 10000; // milliseconds
 let loading = false;
@@ -72,13 +80,15 @@ async function refresh() {
   again = false;
   const began = Date.now();
   try {
-    const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+    const answer = await ask(location.href);
     if (answer.status === 401) {
       say("The server was started again. Open the address that it printed.");
       return;
     }
-    const made = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const made = page.querySelector("main");
     if (made) {
+      body.dataset.made = page.body.dataset.made || body.dataset.made;
       morph(document.querySelector("main"), document.adoptNode(made));
       loadParts(true);
       document.dispatchEvent(new Event("refreshed"));
@@ -98,7 +108,7 @@ document.addEventListener("visibilitychange", () => !document.hidden && again &&
 
 async function loadPart(part) {
   try {
-    const answer = await fetch(part.dataset.src);
+    const answer = await ask(part.dataset.src);
     if (!answer.ok) return; // it stays as it is
     const made = new DOMParser().parseFromString(await answer.text(), "text/html").body;
     morphChildren(part, document.adoptNode(made));
@@ -123,11 +133,12 @@ function loadParts(every) {
 
 const channel = new BroadcastChannel("holdfast");
 let leads = false;
+let changes = {}; // when each workspace last changed, as far as the tab that listens knows
 
 function heard(message) {
   if (message.state) showLive(message.state);
-  const isOurs = message.change?.workspace === workspace && body.dataset.final === undefined;
-  if (message.fresh || isOurs) refresh();
+  const isNew = message.change === workspace || message.changes?.[workspace] >= body.dataset.made;
+  if (message.fresh || (isNew && body.dataset.final === undefined)) refresh();
 }
 
 function tell(message) {
@@ -147,12 +158,17 @@ function listen() {
   let was = false;
   const connect = () => {
     const source = new EventSource("/events");
-    source.addEventListener("hello", () => {
+    source.addEventListener("hello", (event) => {
       pause = 500;
-      tell({ state: "on", fresh: was });
+      changes = JSON.parse(event.data);
+      tell({ state: "on", fresh: was, changes });
       was = true;
     });
-    source.addEventListener("change", (event) => tell({ change: JSON.parse(event.data) }));
+    source.addEventListener("change", (event) => {
+      const change = JSON.parse(event.data);
+      changes[change.workspace] = change.at;
+      tell({ change: change.workspace });
+    });
     source.onerror = () => {
       source.close();
       tell({ state: "off" });
@@ -166,7 +182,7 @@ function listen() {
 
 if (live) {
   channel.onmessage = ({ data }) => {
-    if (data.ask && leads) channel.postMessage({ state: live.classList.contains("on") ? "on" : "off" });
+    if (data.ask && leads) channel.postMessage({ state: live.classList.contains("on") ? "on" : "off", changes });
     else heard(data);
   };
   // A browser opens few connections to one server: one tab, which has this lock, listens for all of them.
@@ -286,7 +302,7 @@ async function openPalette() {
   input.focus();
   if (filled) return;
   filled = true;
-  const answer = await fetch(palette.dataset.src).catch(() => null);
+  const answer = await ask(palette.dataset.src).catch(() => null);
   if (!answer?.ok) return;
   const made = new DOMParser().parseFromString(await answer.text(), "text/html").body;
   document.getElementById("palette-list").append(...made.childNodes);
