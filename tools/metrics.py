@@ -61,7 +61,6 @@ REASONS: dict[str, str] = {
     "holdfast.store.postgres_requests": "a request and its time limits, apart from keeping connections",
     "holdfast.repository.checks_git": "checks of a git home alone, which only the doctor loads",
     "holdfast.testing.contract_changes": "a part of the contract, beside the other parts",
-    "holdfast.issues.layering": "a pure function of edges, which the tests ask without a page",
     "holdfast.web.export": "only `web --export` loads it",
     "holdfast.web.pages.graph": "a page, as each module beside it",
 }

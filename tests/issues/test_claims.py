@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,7 @@ from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.held_claim import HeldIssueClaim
 from holdfast.issues.model import ClaimId, GateStatus, Priority, State
+from holdfast.issues.rules import IssueSet
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore
@@ -49,6 +52,47 @@ def test_an_issue_that_keeps_failing_does_not_hold_up_the_others(tracker: Tracke
             tracker.update(claimed.issue.id, DONE, claim=ClaimId.parse(claimed.claim.claim_id))
 
     assert taken == [a, b, c, a, a]
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The issues that were examined for work, in order."""
+    found: list[str] = []
+    original = IssueSet.is_available
+
+    def noting(self: IssueSet[Any], issue: Any, assignee: str | None = None) -> bool:
+        found.append(issue.id)
+        return original(self, issue, assignee)
+
+    monkeypatch.setattr(IssueSet, "is_available", noting)
+    return found
+
+
+def test_claims_come_in_the_exact_order_and_examine_one_issue_each(
+    tracker: Tracker, clock: ManualClock, examined: list[str]
+) -> None:
+    """Whatever is created, changed, claimed, finished and released in between."""
+    chance, count = random.Random(21), 60
+    for number in range(count):
+        clock.advance(chance.choice((0.0, 1.0)))  # some are of the same instant
+        tracker.create(NewIssue(title=str(number), priority=chance.choice(list(Priority))))
+    for number in range(count):
+        everything = list(tracker.snapshot())
+        changed = chance.choice(everything)
+        if changed.state is State.READY:
+            tracker.update(changed.id, Update(priority=chance.choice(list(Priority))))
+        everything = list(tracker.snapshot())
+        ready = [each for each in everything if each.state is State.READY]
+        wanted = min(ready, key=lambda each: (-each.priority.rank, each.updated_at, everything.index(each)))
+        examined.clear()
+        claimed = tracker.claims.take_next(tracker.claims.request())
+        working = {each.id for each in everything if each.state is State.IN_PROGRESS}
+        assert (claimed.issue.id, [each for each in examined if each not in working]) == (wanted.id, [wanted.id])
+        clock.advance(1)
+        if number % 3 == 0:
+            tracker.claims.release(claimed.issue.id, claim_id_of(claimed))
+        elif number % 3 == 1:
+            tracker.update(claimed.issue.id, DONE, claim=claim_id_of(claimed))
 
 
 @contextmanager

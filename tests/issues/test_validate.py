@@ -14,8 +14,8 @@ from holdfast.errors import AlreadyExists, DependencyCycle, NotFound, UsageFailu
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.exchange import exported, import_text, read_batch
 from holdfast.issues.gates import Definition
+from holdfast.issues.graph import find_path, in_order, reachable
 from holdfast.issues.model import GATES, Issue, Priority, State
-from holdfast.issues.rules import find_path, in_order, reachable
 from holdfast.issues.tracker import Query, Tracker, Update, find
 from holdfast.issues.validate import examine, repair
 from holdfast.store.files import FileStore

@@ -8,8 +8,8 @@ from pathlib import Path
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.issues.claims import Claimed
 from holdfast.issues.creating import NewIssue
+from holdfast.issues.graph import in_order
 from holdfast.issues.model import ClaimId, Issue
-from holdfast.issues.rules import in_order
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.validate import examine
 from holdfast.locks.retry import RetryConfig

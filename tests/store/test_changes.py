@@ -322,6 +322,25 @@ def test_an_older_copy_of_the_database_is_noticed(postgres: PostgresStore) -> No
     assert copy.catch_up() == dict(postgres.scan(ISSUES))
 
 
+def test_the_changes_of_a_large_family_cost_what_has_changed_without_statistics(postgres: PostgresStore) -> None:
+    """A new store has many documents before the server has analysed its tables."""
+    apply(postgres, Create(ONE, Item(1)))
+    many = """INSERT INTO holdfast.documents (name, version, content)
+        SELECT ('jit/issues/m' || n)::bytea, '1', '{"number": 1}' FROM generate_series(1, 5000) AS n"""
+    read = """SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables
+        WHERE schemaname = %s AND relname = 'documents'"""
+    with _engine(postgres).connections.borrowed() as connection:
+        connection.execute("ALTER TABLE holdfast.documents SET (autovacuum_enabled = false)")
+        connection.execute(many)
+        number, *last = postgres.changes(ISSUES).cursor.decode().split()
+        increment(postgres, ONE)
+        named = {"number": int(number), "last": last, "start": b"jit/issues/", "end": b"jit/issues0"}
+        connection.execute("BEGIN")
+        assert len(connection.execute(statements.CHANGES, named).fetchall()) == 1
+        assert connection.execute(read, [connection.schema]).fetchone() == (1,)
+        connection.execute("ROLLBACK")
+
+
 VERSION_1 = """
 CREATE SCHEMA IF NOT EXISTS holdfast;
 CREATE TABLE holdfast.settings (name text PRIMARY KEY, value text NOT NULL);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import click
@@ -178,9 +179,11 @@ def events(
         def matches(event: IssueEvent) -> bool:
             return (wanted is None or event.issue_id == wanted) and (not types or event.type in types)
 
-        past = list(tracker.events())
-        position = past[-1].position if past else 0
-        chosen = [entry for entry in past if matches(entry.record)][-(limit or len(past) or 1) :]
+        newest = tracker.newest_events()
+        last = list(islice(newest, 1))
+        position = last[0].position if last else 0
+        found = (entry for entry in chain(last, newest) if matches(entry.record))
+        chosen = list(islice(found, limit))[::-1]
         if not follow:
             records = [issue_event_to_json(each) for each in chosen]
             output.result({"events": records}, [issue_event_line(each.record) for each in chosen])

@@ -168,7 +168,7 @@ class Claiming:
         if search.skipped is not None:
             search.skipped.clear()
         assignee = search.request.assignee
-        queue = _Queue(filter(search.wanted, seen.ready(assignee)), _others_claiming(seen, assignee))
+        queue = _Queue(filter(search.wanted, seen.by_urgency(assignee)), _others_claiming(seen, assignee))
         for issue in queue:
             try:
                 beside = [] if search.skipped is None else _beside(seen, issue)
@@ -278,7 +278,7 @@ class Claiming:
 def _others_claiming(seen: IssueSet[IssueSummary], assignee: str) -> int:
     """How many others have claimed issues in the last seconds, and so may be about to claim more."""
     since = format_instant(seen.moment.now - MEETING)
-    recent = (each for each in seen if each.state is State.IN_PROGRESS and each.updated_at >= since)
+    recent = (each for each in seen.working() if each.updated_at >= since)
     return len({each.assignee for each in recent}.difference((assignee,)))
 
 
@@ -290,17 +290,18 @@ class _Queue:
     """
 
     def __init__(self, candidates: Iterable[IssueSummary], others: int) -> None:
-        self._left = list(candidates)
+        self._candidates = iter(candidates)
+        self._front: list[IssueSummary] = []
         self._width = _SPREAD * others if others else 1
 
     def __iter__(self) -> Iterator[IssueSummary]:
-        while self._left:
-            yield self._left.pop(CHANCE.randrange(self._choices()))
+        while choices := self._choices():
+            yield self._front.pop(CHANCE.randrange(choices))
 
     def _choices(self) -> int:
         """The number of candidates at the front that the next one is taken from."""
-        first = self._left[0].priority
-        return sum(1 for _ in takewhile(lambda each: each.priority is first, islice(self._left, self._width)))
+        self._front += islice(self._candidates, self._width - len(self._front))
+        return sum(1 for _ in takewhile(lambda each: each.priority is self._front[0].priority, self._front))
 
     def lost(self) -> None:
         """Another client was faster."""

@@ -13,9 +13,9 @@ from holdfast.fs.names import checked_actor, safe_name
 from holdfast.issues import model, rules
 from holdfast.issues.dependencies import Walk, cycle, without_implied
 from holdfast.issues.gates import check_defined
+from holdfast.issues.graph import find_path, in_order
 from holdfast.issues.index import plan_index_change
 from holdfast.issues.model import DEPENDENTS, GATES, GRAPH, ISSUES, Issue, Priority, State, without_repeats
-from holdfast.issues.rules import find_path, in_order
 from holdfast.issues.scopes import checked_touches
 from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key

@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from holdfast.errors import Changed, DependencyCycle
 from holdfast.issues import rules
+from holdfast.issues.graph import find_path, reachable
 from holdfast.issues.model import DEPENDENTS, GRAPH, Graph, Issue
-from holdfast.issues.rules import Broken, find_path, reachable
+from holdfast.issues.rules import Broken
 from holdfast.issues.transactions import MOST_NAMED, Draft, Transactions
 
 

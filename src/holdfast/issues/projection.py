@@ -49,7 +49,7 @@ from holdfast.issues.model import (
     searched_text,
 )
 from holdfast.issues.reading import TOLERANT_INDEX, TOLERANT_UNLISTED, look_at, read_claims
-from holdfast.issues.rules import Broken, IssueSet
+from holdfast.issues.rules import Broken, IssueSet, UrgencyOrder
 from holdfast.store.layout import read_checkpoint, write_checkpoint
 from holdfast.store.model import Changes, Store, Unreadable
 
@@ -174,6 +174,7 @@ class SummaryState:
         self._new: set[str] = set()  # issues that were not looked up in the lists yet
         self.changed: set[str] = set()  # since the second file was written
         self.is_sorted = True
+        self._order: UrgencyOrder | None = None  # of the unfinished issues, once it was asked for
 
     @classmethod
     def decoded(cls, content: bytes, store: str, read_second: Callable[[], bytes]) -> SummaryState | None:
@@ -224,7 +225,7 @@ class SummaryState:
         made.open, made.closed = (Ranked(dict(each.rows), dict(each.ranks)) for each in (self.open, self.closed))
         made.texts, made.unreadable = dict(self.texts), dict(self.unreadable)
         made.unlisted, made.changed, made.is_sorted = set(self.unlisted), set(self.changed), self.is_sorted
-        made._new = set(self._new)
+        made._new, made._order = set(self._new), self._order and self._order.copy()
         return made
 
     def decode_rest(self) -> None:
@@ -274,6 +275,13 @@ class SummaryState:
             return self.open.rows
         return {issue_id: each for issue_id, each in self.open.rows.items() if issue_id not in left_out}
 
+    def order(self) -> UrgencyOrder:
+        """The unfinished issues by urgency."""
+        if self._order is None:
+            ranks = self.open.ranks
+            self._order = UrgencyOrder((each, ranks.get(each.id, UNLISTED)) for each in self.open.rows.values())
+        return self._order
+
     def text(self, issue_id: str) -> str:
         """The text of an issue in which words are searched."""
         if issue_id not in self.texts:
@@ -286,7 +294,9 @@ class SummaryState:
         is_open = issue.state not in rules.FINISHED
         if is_open and before is not None and before.created_at == issue.created_at:  # its place stays
             self.changed.add(issue.id)
+            self._leave_order(issue.id)
             self.open.rows[issue.id] = summary
+            rank = self.open.ranks.get(issue.id)
         else:
             rank = self._rank(issue.id)
             self.drop(issue.id)
@@ -298,6 +308,8 @@ class SummaryState:
             else:
                 self.unlisted.add(issue.id)
                 self._new.add(issue.id)
+        if is_open and self._order is not None:
+            self._order.add(summary, UNLISTED if rank is None else rank)
         self.texts[issue.id] = searched_text(issue)
 
     def put_unreadable(self, issue_id: str) -> None:
@@ -310,8 +322,14 @@ class SummaryState:
     def drop(self, issue_id: str) -> None:
         self.changed.add(issue_id)
         self.unlisted.discard(issue_id)
+        self._leave_order(issue_id)
         for known in (*self.open, *self.closed, self.texts, self.unreadable):
             known.pop(issue_id, None)
+
+    def _leave_order(self, issue_id: str) -> None:
+        before = self.open.rows.get(issue_id)
+        if before is not None and self._order is not None:
+            self._order.remove(before, self.open.ranks.get(issue_id, UNLISTED))
 
     def _rank(self, issue_id: str) -> int | None:
         """The rank that an issue has; None if it is new, or perhaps in a section that is not decoded."""
@@ -347,6 +365,7 @@ class SummaryState:
 
     def _give(self, ranks: Mapping[str, int]) -> None:
         """Give ranks to issues that have none."""
+        self._order = None
         for each in [each for each in self.unlisted if each in ranks]:
             (self.open if each in self.open.rows else self.closed).ranks[each] = ranks[each]
             self.unlisted.discard(each)
@@ -444,7 +463,7 @@ class IssueProjection:
         rows, broken = state.shown(left_out, finished=finished), self._broken(state, only_listed=lists is not None)
         lookup, text = partial(self._lookup, state), partial(self._text, state)
         claims = partial(read_claims, self._store)
-        return IssueSet(rows, reading.at(at), broken, claims=claims, lookup=lookup, text=text)
+        return IssueSet(rows, reading.at(at), broken, claims=claims, lookup=lookup, text=text, order=state.order)
 
     def _lookup(self, state: SummaryState, issue_id: str) -> IssueSummary | None:
         try:

@@ -188,10 +188,10 @@ def _attempts(tracker: Tracker, issue: Issue) -> Iterator[str]:
     is_first = record is None or (current is not None and current <= 1)
     if record is None or (is_first and record.returned_by is UNSET):
         return
-    found = []
-    for _, event in tracker.events():
-        if event.issue_id != issue.id:
-            continue
+    found: list[tuple[str, object, str, object]] = []
+    for _, event in tracker.newest_events_of(issue.id):
+        if len(found) == MOST_ATTEMPTS:
+            break
         facts = event.unknown
         if event.type == "issue_released":
             found.append((event.timestamp, facts.get("assignee"), "released it", facts.get("reason")))
@@ -203,7 +203,7 @@ def _attempts(tracker: Tracker, issue: Issue) -> Iterator[str]:
             )
         elif event.type == "gate_failed":
             found.append((event.timestamp, facts.get("updated_by"), f"failed the gate {facts.get('gate_key')}", None))
-    for at, who, what, reason in found[-MOST_ATTEMPTS:]:
+    for at, who, what, reason in reversed(found):
         yield f"- {printable(at)[:19]} {printable(str(who or 'somebody'))}: {printable(what)}"
         yield from quoted(str(reason)) if reason else ()
 

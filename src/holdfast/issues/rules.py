@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Generic, NamedTuple
 
@@ -176,77 +176,6 @@ def _shown(issue_id: str, lookup: Lookup) -> str:
     return f"{issue_id} ({issue.title}, {issue.state.value})"
 
 
-Edges = Mapping[str, Sequence[str]]
-
-
-def find_path(edges: Callable[[str], Sequence[str]], start: str, goal: str) -> list[str] | None:
-    """A shortest path from `start` to `goal` along dependencies, both included, or None."""
-    came_from: dict[str, str] = {}
-    todo = deque([start])
-    seen = {start}
-    while todo:
-        here = todo.popleft()
-        if here == goal:
-            path = [here]
-            while path[-1] != start:
-                path.append(came_from[path[-1]])
-            return path[::-1]
-        for each in edges(here):
-            if each not in seen:
-                seen.add(each)
-                came_from[each] = here
-                todo.append(each)
-    return None
-
-
-def reachable(edges: Callable[[str], Sequence[str]], starts: Iterable[str]) -> set[str]:
-    """Everything reachable from the starts along dependencies, the starts included."""
-    seen = set(starts)
-    todo = list(seen)
-    while todo:
-        for each in edges(todo.pop()):
-            if each not in seen:
-                seen.add(each)
-                todo.append(each)
-    return seen
-
-
-def in_order(graph: Edges) -> tuple[list[str], list[list[str]]]:
-    """All issues, dependencies first, those on or behind a cycle last; and the cycles, each as a path."""
-    waiting = {each: {dep for dep in deps if dep in graph} for each, deps in graph.items()}
-    dependents: dict[str, list[str]] = {each: [] for each in graph}
-    for each, deps in waiting.items():
-        for dep in deps:
-            dependents[dep].append(each)
-    order: list[str] = []
-    todo = deque(each for each, deps in waiting.items() if not deps)
-    while todo:
-        here = todo.popleft()
-        order.append(here)
-        for each in dependents[here]:
-            waiting[each].discard(here)
-            if not waiting[each]:
-                todo.append(each)
-    done = set(order)
-    rest = [each for each in graph if each not in done]
-    return order + rest, list(_cycles({each: sorted(waiting[each]) for each in rest}))
-
-
-def _cycles(graph: Edges) -> Iterator[list[str]]:
-    """One cycle of each group of issues that depend on each other."""
-    seen: set[str] = set()
-    for start in graph:
-        path: list[str] = []
-        here: str | None = start
-        while here is not None and here not in seen and here not in path:
-            path.append(here)
-            here = next((each for each in graph[here] if each in graph), None)
-        if here is not None and here in path:
-            around = path[path.index(here) :]
-            yield [*around, around[0]]
-        seen |= set(path)
-
-
 DEFAULT_TTL = 3600.0
 SHORTEST_TTL, LONGEST_TTL = 0.1, 30 * 24 * 3600.0
 
@@ -406,6 +335,45 @@ class Broken(NamedTuple):
         return {"id": self.issue_id, "path": self.path, **texts}
 
 
+_URGENCY = {priority: -priority.rank for priority in Priority}
+_Place = tuple[int, str, str, int, str]
+
+
+class UrgencyOrder:
+    """The ids of issues: highest priority first, then least recently updated. So work that keeps failing moves behind
+    the rest of its priority each time. Issues of one batch keep the order of their ranks."""
+
+    def __init__(self, ranked: Iterable[tuple[AnyIssue, int]] = ()) -> None:
+        issues = list(ranked)
+        self._places = sorted(_place(issue, rank) for issue, rank in issues)
+        self.working = {issue.id for issue, _ in issues if issue.state is State.IN_PROGRESS}
+
+    def __iter__(self) -> Iterator[str]:
+        return (issue_id for *_, issue_id in self._places)
+
+    def copy(self) -> UrgencyOrder:
+        made = UrgencyOrder()
+        made._places, made.working = self._places.copy(), self.working.copy()
+        return made
+
+    def add(self, issue: AnyIssue, rank: int) -> None:
+        insort(self._places, _place(issue, rank))
+        if issue.state is State.IN_PROGRESS:
+            self.working.add(issue.id)
+
+    def remove(self, issue: AnyIssue, rank: int) -> None:
+        """Remove an issue that was added with this rank."""
+        place = _place(issue, rank)
+        at = bisect_left(self._places, place)
+        assert self._places[at] == place
+        del self._places[at]
+        self.working.discard(issue.id)
+
+
+def _place(issue: AnyIssue, rank: int) -> _Place:
+    return (_URGENCY[issue.priority], issue.updated_at or issue.created_at, issue.created_at, rank, issue.id)
+
+
 class IssueSet(Generic[Listed]):
     """The issues of one tracker, or some of them, in order of creation."""
 
@@ -420,14 +388,16 @@ class IssueSet(Generic[Listed]):
         claims: Callable[[list[str]], Mapping[str, ClaimRecord | Broken | None]],
         lookup: Callable[[str], Listed | None] | None = None,
         text: Callable[[str], str] | None = None,
+        order: Callable[[], UrgencyOrder] | None = None,
     ) -> None:
         """`claims` reads the claims of issues. `lookup` finds issues that are not among these, too; `text` is the text
-        of an issue for searches."""
+        of an issue for searches. `order` has at least the unfinished ones."""
         self.issues = issues
         self.broken_issues = broken or {}
         self.moment = moment
         self.lookup: Callable[[str], Listed | None] = lookup or issues.get
         self._text = text
+        self._order = order or self._sorted
         self._read_claims = claims
         self._claims: Mapping[str, ClaimRecord | Broken | None] | None = None
         self._broken_claims: list[Broken] = []
@@ -477,19 +447,22 @@ class IssueSet(Generic[Listed]):
         return not (issue.dependencies and open_dependencies(issue, self.lookup))
 
     def ready(self, assignee: str | None = None) -> list[Listed]:
-        """The available issues: highest priority first, then least recently updated. So work that keeps failing moves
-        behind the rest of its priority each time."""
-        return sorted((issue for issue in self if self.is_available(issue, assignee)), key=_urgency)
+        """The available issues, the most urgent first."""
+        return list(self.by_urgency(assignee))
+
+    def by_urgency(self, assignee: str | None = None) -> Iterator[Listed]:
+        """The same, each found when it is asked for."""
+        found = filter(None, map(self.issues.get, self._order()))
+        return (issue for issue in found if self.is_available(issue, assignee))
+
+    def working(self) -> Iterator[Listed]:
+        """The issues in progress, in any order."""
+        return filter(None, map(self.issues.get, self._order().working))
+
+    def _sorted(self) -> UrgencyOrder:
+        return UrgencyOrder((issue, rank) for rank, issue in enumerate(self) if issue.state not in FINISHED)
 
     def blocked(self) -> list[tuple[Listed, list[str]]]:
         """The waiting issues, each with its open dependencies."""
         waiting = ((issue, open_dependencies(issue, self.lookup)) for issue in self)
         return [(issue, on) for issue, on in waiting if on and issue.state not in FINISHED]
-
-
-def _urgency(issue: AnyIssue) -> tuple[int, str, str]:
-    """The sort key; issues of one batch have equal keys and keep the order of the index."""
-    return (_URGENCY[issue.priority], issue.updated_at or issue.created_at, issue.created_at)
-
-
-_URGENCY = {priority: -priority.rank for priority in Priority}

@@ -42,7 +42,7 @@ from holdfast.issues.rules import IssueSet
 from holdfast.issues.scopes import checked_touches
 from holdfast.issues.transactions import Draft, Transactions, check_dependents, no_issue
 from holdfast.locks.retry import RetryConfig
-from holdfast.store.model import Document, Entry, Key, Store
+from holdfast.store.model import Document, Entry, Key, Store, newest_first
 
 if TYPE_CHECKING:
     from holdfast.issues.claims import Claiming
@@ -236,6 +236,18 @@ class Tracker:
     def events(self, *, after: int = 0) -> Iterator[Entry[IssueEvent]]:
         """The events after a position."""
         return self.store.entries(EVENTS, after=after)
+
+    def newest_events(self) -> Iterator[Entry[IssueEvent]]:
+        """All events, the newest first. The cost follows how many are used."""
+        return newest_first(self.store, EVENTS)
+
+    def newest_events_of(self, issue_id: str) -> Iterator[Entry[IssueEvent]]:
+        """The events of an issue, the newest first, back to its creation."""
+        for each in self.newest_events():
+            if each.record.issue_id == issue_id:
+                yield each
+                if each.record.type == "issue_created":
+                    return
 
     # --- Changing ----------------------------------------------------------------------------------
 

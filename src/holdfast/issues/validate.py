@@ -15,10 +15,11 @@ from holdfast.errors import Changed, Corrupt, Failure, NotInitialised
 from holdfast.findings import Check, Finding
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import model, rules
+from holdfast.issues.graph import in_order
 from holdfast.issues.index import IndexChange, deleted_issues, rebuild_index
 from holdfast.issues.model import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, ISSUES, Issue, State, has_index
 from holdfast.issues.reading import TOLERANT_ISSUES, end_of_events, read_listing, tried
-from holdfast.issues.rules import Broken, in_order
+from holdfast.issues.rules import Broken
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft
 from holdfast.store.model import Key, Record, Unreadable

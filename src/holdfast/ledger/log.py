@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -36,7 +37,7 @@ from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, safe_name, unique_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.layout import read_checkpoint, write_checkpoint
-from holdfast.store.model import Append, Blind, Decide, Decision, Key, Store, Stream, StructCodec, View
+from holdfast.store.model import Append, Blind, Decide, Decision, Key, Store, Stream, StructCodec, View, newest_first
 
 MOST_BYTES = 1 << 20  # the largest event, as it is stored
 LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
@@ -312,6 +313,10 @@ class Ledger:
             self.archived = archived.last
             yield from self.events(after=archived.last, until=until)
 
+    def newest(self) -> Iterator[Recorded]:
+        """All events, the newest first. The cost follows how many are used. `Archived` at those that are archived."""
+        return (Recorded(*each) for each in newest_first(self.store, EVENTS, end=self.sequence))
+
     def read(self, sequence: int) -> Recorded:
         """One event; `NotFound` if the ledger has none with this sequence."""
         found = next(self.events(after=sequence - 1, until=sequence), None) if sequence > 0 else None
@@ -326,14 +331,14 @@ class Ledger:
         it may be among the archived events."""
         hidden: Archived | None = None
         while True:
+            known = self.sequence
             try:
-                for each in self.events(after=after):
-                    after = each.sequence
+                for each in takewhile(lambda each: each.sequence > after, self.newest()):  # noqa: B023
                     if each.event.get("id") == event_id:
                         return each
             except Archived as archived:
-                hidden, after = archived, archived.last
-                continue
+                hidden = archived if archived.last > after else hidden
+            after = max(after, known)
             with contextlib.suppress(IoFailure):  # a transaction first finishes a commit whose author has died
                 end = self.store.transact([EVENTS], lambda view, now: Decision([], view.end(EVENTS))).result
                 if end > after:

@@ -40,9 +40,9 @@ from holdfast.repository.payloads import directory_of, lease_name, refuse_replac
 from holdfast.repository.worktree_changes import KEEP_FOR
 from holdfast.repository.worktrees import Worktrees
 from holdfast.store.addresses import without_secrets
-from holdfast.store.audit import AuditReader, AuditTrail, ChainEnd, check_chain, check_segments
+from holdfast.store.audit import AuditEntry, AuditReader, AuditTrail, ChainEnd, check_chain, check_segments
 from holdfast.store.fail_fast import FailFastStore
-from holdfast.store.model import ServerVersion, Store, View, Watch
+from holdfast.store.model import ServerVersion, Store, View, Watch, newest_first
 from holdfast.store.open import CONFIG, FILES, SETTINGS, approved_address, open_address, read_config, save_statistics
 
 if TYPE_CHECKING:
@@ -379,6 +379,11 @@ class Repository:
         if segments:
             check_segments(self.context.store, self.context.trail, segments)
         return AuditReader(self.context.store, self.context.trail, verified=verified, last=last)
+
+    def newest_audit_entries(self) -> Iterator[AuditEntry]:
+        """The entries of the audit trail, the newest first. The cost follows how many are used. `Archived` at those
+        that are archived."""
+        return (each.record for each in newest_first(self.context.store, self.context.trail.stream))
 
     def archive_audit(
         self, directory: Path, *, keep: int = 1, before: float | None = None, dry_run: bool = False

@@ -254,6 +254,17 @@ class FileStore:
         numbers = [streams.first_unfinished(directory, location, each) for each in left]
         return min((each for each in numbers if each is not None), default=None)
 
+    def position_before(self, stream: Stream[Any], end: int | None, count: int) -> int:
+        location = self._locate(stream)
+        if location.kind is Kind.NUMBERED:
+            assert end is not None
+            return max(0, end - count)
+        try:
+            with open_directory(self._root, location.directory) as directory:
+                return lines.line_before(directory, location, end, count * lines.USUAL_LENGTH)
+        except NotFound:
+            return 0
+
     def watch(self, what: model.Watched) -> model.Watch:
         from holdfast.store.watch import FileWatch  # few commands wait
 

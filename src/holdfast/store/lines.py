@@ -20,6 +20,7 @@ from holdfast.store.layout import Location
 
 MOVED = ".holdfast/moved"  # for each stream, the lines that were written elsewhere than announced
 _CHUNK = 1 << 20
+USUAL_LENGTH = 300  # bytes
 
 Pending = Callable[[], Sequence[tuple[int, bytes]]]
 
@@ -150,6 +151,19 @@ def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
         if limit >= durable.LONGEST_LINE:
             raise durable.line_too_long(directory.where(location.file))
         limit *= 2  # a line longer than the chunk
+
+
+def line_before(directory: Directory, location: Location, end: int | None, size: int) -> int:
+    """The first offset of a line in the `size` bytes before `end`, or before the end of the last line; 0 if these are
+    all."""
+    end = durable.end_of_lines_in(directory, location.file)[0] if end is None else end
+    while size < end:
+        start = end - size
+        cut = durable.read_lines_in(directory, location.file, after=start, limit=size).find(b"\n") + 1
+        if 0 < cut < size:
+            return start + cut
+        size *= 2  # a line longer than that
+    return 0
 
 
 def _check_boundary(directory: Directory | None, location: Location, after: int) -> None:

@@ -8,19 +8,31 @@ at all, as if transactions ran one after the other. `holdfast.testing` checks th
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
 from holdfast.clock import INSTANT
-from holdfast.errors import AlreadyExists, Corrupt, Failure, JsonInvalid, NameInvalid, NotFound, TooLarge, UsageFailure
+from holdfast.errors import (
+    AlreadyExists,
+    Archived,
+    Corrupt,
+    Failure,
+    JsonInvalid,
+    NameInvalid,
+    NotFound,
+    TooLarge,
+    UsageFailure,
+)
 from holdfast.fs import strictjson
 from holdfast.fs.names import MAX_NAME, SAFE_NAME, SAFE_PATH, is_safe_name, safe_name, split_relative
 
@@ -489,6 +501,9 @@ class StoreFiles(Protocol):
     def finish_commits(self, commits: Iterable[UnfinishedCommit]) -> None:
         """Apply these commits; skip any that were applied meanwhile."""
 
+    def position_before(self, stream: Stream[Any], end: int | None, count: int) -> int:
+        """A position with about `count` records between it and `end`, which only a stream of lines may omit."""
+
     def changes_set_aside(self) -> list[str]:
         """The paths of the records of changes that were not applied because another program's change won."""
 
@@ -655,6 +670,37 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release files and connections. A store that is never closed loses no data."""
+
+
+_FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
+
+
+def newest_first(store: Store, stream: Stream[Record], *, end: int | None = None) -> Iterator[Entry[Record]]:
+    """The entries of a stream up to `end`, the newest first, in blocks that grow: so the cost follows what is used.
+    Numbered files need the `end`. Raises `Archived` when it comes to an archived entry."""
+    count, last = _FIRST_BLOCK, math.inf if end is None else end
+    while last > 0:
+        start = _position_before(store, stream, end, count)
+        found: list[Entry[Record]] = []
+        hidden: Archived | None = None
+        try:
+            found.extend(takewhile(lambda each: each.position <= last, store.entries(stream, after=start)))  # noqa: B023
+        except Archived as archived:
+            found = [each for each in store.entries(stream, after=archived.last) if each.position <= last]
+            hidden = archived
+        yield from reversed(found)
+        if hidden is not None:
+            raise hidden
+        end = last = start
+        count = min(4 * count, _LARGEST_BLOCK)
+
+
+def _position_before(store: Store, stream: Stream[Any], end: int | None, count: int) -> int:
+    if store.files is not None:
+        return store.files.position_before(stream, end, count)
+    if end is None and store.server is not None:
+        end = store.server.end(stream)
+    return max(0, (end or 0) - count)
 
 
 class Deciding(threading.local):

@@ -191,18 +191,20 @@ WITH known AS (
     SELECT count(*) = cardinality(%(last)s::text[]) AS yes FROM holdfast.commits
     WHERE made AND id = ANY(%(last)s::text[]) AND at > now() - interval '6 days'
 ), since AS (
-    SELECT DISTINCT unnest(c.names) AS name FROM holdfast.commits AS c CROSS JOIN known
-    WHERE known.yes AND c.number >= %(number)s::bigint
+    SELECT DISTINCT name FROM holdfast.commits AS c CROSS JOIN known CROSS JOIN LATERAL unnest(c.names) AS name
+    WHERE known.yes AND c.number >= %(number)s::bigint AND name > %(start)s AND name < %(end)s
 )
 SELECT newest.*, known.yes, d.name, d.version, d.content
 FROM known CROSS JOIN ("""
     + NEWEST
     + """) AS newest (number, now, last)
-LEFT JOIN (since JOIN holdfast.documents AS d ON d.name = since.name AND d.name > %(start)s AND d.name < %(end)s)
+LEFT JOIN (since CROSS JOIN LATERAL (
+    SELECT d.name, d.version, d.content FROM holdfast.documents AS d WHERE d.name = since.name OFFSET 0) AS d)
     ON true"""
 )
 """One statement, so everything is as of one instant. Every transaction with a number below the cursor's had ended when
-the cursor was made, so its changes were seen then. The result always has a row."""
+the cursor was made, so its changes were seen then. The result always has a row. `OFFSET 0` has the documents looked up
+one by one: without it, a server that has no statistics yet reads the whole family."""
 
 FOUND_INDEX = "SELECT value FROM holdfast.settings WHERE name = 'commits_at'"
 CREATE_INDEX = "CREATE INDEX IF NOT EXISTS commits_at ON holdfast.commits (at)"

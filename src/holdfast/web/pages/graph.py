@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from holdfast.fs.names import counted, shortened
 from holdfast.issues import rules
-from holdfast.issues.layering import Layering, layered
+from holdfast.issues.graph import Layering, layered
 from holdfast.issues.model import IssueSummary, State
 from holdfast.web.html import Child, Html, h, join
 from holdfast.web.layout import SHORT, STATES, Page, PageRequest, address, empty, notice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from itertools import islice
 
 from holdfast.clock import format_duration, format_instant, parse_instant
 from holdfast.errors import NotFound
@@ -50,7 +51,7 @@ def issue_page(asked: PageRequest) -> Page:
         dependents = [tracker.transactions.lookup(each) for each in tracker.dependents_of(found)]
         left = None if claim is None else claim.time_left(tracker.transactions.moment(), for_others=True)
         gates, runs = tracker.gates.all(), tracker.gates.runs(found) if issue.gates_required else []
-        events = [each for each in tracker.events() if each.record.issue_id == found][-MOST_EVENTS:]
+        events = list(islice(tracker.newest_events_of(found), MOST_EVENTS))[::-1]
     described = h("div", issue.description, class_="prose") if issue.description else h("p", "No text.", class_="dim")
     main = join(
         section("Description", described),

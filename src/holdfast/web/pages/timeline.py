@@ -1,6 +1,7 @@
 """The timeline: one lane per worktree, issue and node, with its holders, and what was held at a chosen instant.
 
-To show an instant, however old, all events are folded; only what the page shows is kept in memory.
+To show an instant, however old, all events are folded; only what the page shows is kept in memory. Without one, the
+last events are: those of the time that is shown, but at least `RECENT` of each kind.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from holdfast.clock import format_duration, format_instant, parse_instant
 from holdfast.errors import Failure
@@ -30,11 +32,12 @@ WINDOWS = (
 )
 _DAY = WINDOWS[4][1]
 MOST_LANES, MOST_SPANS = 120, 4_000
-RECENT = 2_000  # events of the ledger that are read if no instant is chosen
+RECENT, MOST_READ = 2_000, 4 * MOST_SPANS  # events that are read of each kind if no instant is chosen
 LEFT, WIDTH, LANE, TOP = 210, 1400, 24, 26  # pixels of the picture: labels, whole width, height of a lane, the axis
 HALF = 34  # pixels: half of the widest label of the axis
 _COLOURS = 8
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?")  # what the field of a form sends, without a zone
+Event = TypeVar("Event")
 Place = Callable[[float], float]
 """Maps an instant to a distance from the left edge."""
 
@@ -117,7 +120,8 @@ def _seen(
     """The last spans of this time, and all those at the cursor."""
     seen: list[HeldSpan] = []
     then: list[HeldSpan] = []
-    for spans in (_of_issues(workspace), _of_leases(workspace), _of_nodes(workspace, everything=cursor is not None)):
+    since = begin if cursor is None else None
+    for spans in (_of_issues(workspace, since), _of_leases(workspace, since), _of_nodes(workspace, since)):
         last = deque[HeldSpan](maxlen=MOST_SPANS)
         for each in spans:
             if each.is_between(begin, end):
@@ -128,19 +132,39 @@ def _seen(
     return sorted(seen, key=lambda each: each.begin), sorted(then, key=lambda each: (each.kind, each.begin))
 
 
-def _of_issues(workspace: Workspace) -> Iterator[HeldSpan]:
+def _of_issues(workspace: Workspace, since: float | None) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.tracker() as tracker:
-        yield from issue_spans(each.record for each in tracker.events())
+        events = (each.record for each in tracker.newest_events())
+        yield from issue_spans(_recent(events, since, lambda each: each.timestamp))
 
 
-def _of_leases(workspace: Workspace) -> Iterator[HeldSpan]:
+def _of_leases(workspace: Workspace, since: float | None) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.repository() as repository:
-        yield from lease_spans(repository.audit().read())
+        yield from lease_spans(_recent(repository.newest_audit_entries(), since, lambda each: each.at))
 
 
-def _of_nodes(workspace: Workspace, *, everything: bool) -> Iterator[HeldSpan]:
+def _of_nodes(workspace: Workspace, since: float | None) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.ledger() as opened:
-        yield from node_spans(opened.ledger.latest(None if everything else RECENT))
+        events = opened.ledger.newest()
+        yield from node_spans(_recent(events, since, lambda each: str(each.event.get("timestamp", ""))))
+
+
+def _recent(newest: Iterator[Event], since: float | None, at: Callable[[Event], str]) -> list[Event]:
+    """The events that the page needs, the oldest first; without `since`, all that can be read."""
+    found: list[Event] = []
+    with contextlib.suppress(Failure):
+        for each in newest:
+            found.append(each)
+            if since is not None and len(found) >= RECENT and (_is_before(since, at(each)) or len(found) == MOST_READ):
+                break
+    return found[::-1]
+
+
+def _is_before(instant: float, text: str) -> bool:
+    try:
+        return parse_instant(text) < instant
+    except ValueError:  # another program wrote it
+        return False
 
 
 def _titles(workspace: Workspace, spans: Iterable[HeldSpan]) -> dict[str, str]:

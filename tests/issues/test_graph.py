@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.issues.layering import Layering, layered
+from holdfast.issues.graph import Layering, layered
 
 
 def test_an_issue_is_behind_all_that_it_depends_on() -> None:

@@ -1,15 +1,82 @@
-"""Layers of a dependency graph, for drawing: dependencies are to the left of an issue. Pure functions of edges."""
+"""Pure functions of a dependency graph: paths, an order, cycles; and layers for drawing, dependencies to the left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
-
-from holdfast.issues.rules import in_order
 
 Graph = Mapping[str, Sequence[str]]
 """The issues, each with those that it depends on."""
 _SWEEPS = 4
+
+
+def find_path(edges: Callable[[str], Sequence[str]], start: str, goal: str) -> list[str] | None:
+    """A shortest path from `start` to `goal` along dependencies, both included, or None."""
+    came_from: dict[str, str] = {}
+    todo = deque([start])
+    seen = {start}
+    while todo:
+        here = todo.popleft()
+        if here == goal:
+            path = [here]
+            while path[-1] != start:
+                path.append(came_from[path[-1]])
+            return path[::-1]
+        for each in edges(here):
+            if each not in seen:
+                seen.add(each)
+                came_from[each] = here
+                todo.append(each)
+    return None
+
+
+def reachable(edges: Callable[[str], Sequence[str]], starts: Iterable[str]) -> set[str]:
+    """Everything reachable from the starts along dependencies, the starts included."""
+    seen = set(starts)
+    todo = list(seen)
+    while todo:
+        for each in edges(todo.pop()):
+            if each not in seen:
+                seen.add(each)
+                todo.append(each)
+    return seen
+
+
+def in_order(graph: Graph) -> tuple[list[str], list[list[str]]]:
+    """All issues, dependencies first, those on or behind a cycle last; and the cycles, each as a path."""
+    waiting = {each: {dep for dep in deps if dep in graph} for each, deps in graph.items()}
+    dependents: dict[str, list[str]] = {each: [] for each in graph}
+    for each, deps in waiting.items():
+        for dep in deps:
+            dependents[dep].append(each)
+    order: list[str] = []
+    todo = deque(each for each, deps in waiting.items() if not deps)
+    while todo:
+        here = todo.popleft()
+        order.append(here)
+        for each in dependents[here]:
+            waiting[each].discard(here)
+            if not waiting[each]:
+                todo.append(each)
+    done = set(order)
+    rest = [each for each in graph if each not in done]
+    return order + rest, list(_cycles({each: sorted(waiting[each]) for each in rest}))
+
+
+def _cycles(graph: Graph) -> Iterator[list[str]]:
+    """One cycle of each group of issues that depend on each other."""
+    seen: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        here: str | None = start
+        while here is not None and here not in seen and here not in path:
+            path.append(here)
+            here = next((each for each in graph[here] if each in graph), None)
+        if here is not None and here in path:
+            around = path[path.index(here) :]
+            yield [*around, around[0]]
+        seen |= set(path)
 
 
 class Layering(NamedTuple):
