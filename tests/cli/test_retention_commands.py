@@ -14,16 +14,16 @@ from holdfast.repository.repository import Repository
 from tests.cli.commands import Running, data, error, holdfast, wait_until
 from tests.repository import damage
 from tests.repository.kept import keep, line_of, snapshots_of
-from tests.repository.repositories import make_repository
+from tests.support.homes import make_repository
+
+pytestmark = pytest.mark.both_homes
 
 
 @pytest.fixture
 def root(scratch: Path) -> Path:
     """A repository with three snapshots."""
-    made = make_repository(scratch / "repository")
-    made.context.paths.worktrees.mkdir()
-    line_of(made.context, 3)
-    return made.root
+    line_of(make_repository(scratch / "repository").context, 3)
+    return scratch / "repository"
 
 
 def ids(root: Path) -> list[str]:
@@ -114,14 +114,14 @@ def test_an_outdated_plan_is_refused_with_its_code(root: Path) -> None:
 
 def test_the_audit_trail_is_shown_verified_and_limited(root: Path) -> None:
     told = data(holdfast("audit", "--verify", "--json", cwd=root))
-    assert (told["verified"], told["count"], len(told["entries"])) == (True, 3, 3)
+    assert (told["verified"], told["count"], len(told["entries"])) == (True, 4, 4)
     assert told["last_hash"] == told["entries"][-1]["hash"]
     limited = data(holdfast("audit", "--limit", "1", "--json", cwd=root))
-    assert [each["number"] for each in limited["entries"]] == [3]
-    assert data(holdfast("audit", "--since", "1h", "--json", cwd=root))["count"] == 3
+    assert [each["number"] for each in limited["entries"]] == [4]
+    assert data(holdfast("audit", "--since", "1h", "--json", cwd=root))["count"] == 4
     assert data(holdfast("audit", "--since", "2100-01-01T00:00:00Z", "--json", cwd=root))["entries"] == []
     assert holdfast("audit", "--since", "yesterday", cwd=root).returncode == 2
-    assert "The chain is intact: 3 entries" in holdfast("audit", "--verify", cwd=root).stdout
+    assert "The chain is intact: 4 entries" in holdfast("audit", "--verify", cwd=root).stdout
 
 
 def test_a_broken_chain_is_reported_with_its_code_and_position(root: Path) -> None:
@@ -129,15 +129,15 @@ def test_a_broken_chain_is_reported_with_its_code_and_position(root: Path) -> No
     result = holdfast("audit", "--verify", "--json", cwd=root)
     assert result.returncode == 6
     assert error(result)["code"] == "E_AUDIT_CHAIN_BROKEN"
-    assert error(result)["number"] == 1
+    assert error(result)["number"] == 2
     assert holdfast("audit", cwd=root).returncode == 0  # it can still be read
 
 
 def test_the_audit_trail_is_followed_line_by_line_through_a_pipe(root: Path) -> None:
     context = opened(root)
     with Running("audit", "--follow", "--verify", "--json", "--repo", root) as following:
-        lines = [json.loads(following.hear()) for _ in range(3)]
-        assert [each["data"]["entry"]["number"] for each in lines] == [1, 2, 3]
+        lines = [json.loads(following.hear()) for _ in range(4)]
+        assert [each["data"]["entry"]["number"] for each in lines] == [1, 2, 3, 4]
         keep(context, {"new": "file"})
         line = json.loads(following.hear())
         assert line["data"]["entry"]["event"] == "snapshot_published"

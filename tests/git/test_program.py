@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from holdfast.errors import GitFailed, GitUnavailable, GitUntrusted, NotFound, PathEscape, Refused
 from holdfast.git import program, soundness
 from holdfast.git import worktrees as linked
-from holdfast.git.program import Git, require_git
+from holdfast.git.program import Background, Git, require_git
 from tests.git.conftest import git, new_repository, write
 
 
@@ -84,6 +85,19 @@ def test_a_git_that_reads_slowly_gets_all_of_its_input(
     named = Git(checkout / ".git").run("hash-object", "-w", "--stdin", content=content).decode().strip()
 
     assert Git(checkout / ".git").run("cat-file", "blob", named) == content
+
+
+def test_a_worktree_that_another_git_is_adding_does_not_end_a_command(checkout: Path, tmp_path: Path) -> None:
+    git(checkout, "worktree", "add", "-q", str(tmp_path / "other"))
+    head, ours = checkout / ".git/worktrees/other/HEAD", Git(checkout / ".git")
+    whole = head.read_text()
+    head.write_text("0" * 40 + "\n")
+    with pytest.raises(GitFailed, match="bad object worktrees/other/HEAD"):  # its git has been killed
+        ours.run("rev-list", "--all")
+    with Background(lambda: ours.run("rev-list", "--all")) as running:
+        time.sleep(0.05)
+        head.write_text(whole)
+        assert running.result() == ours.run("rev-list", "--all")
 
 
 def test_a_failure_has_the_command_and_what_git_said(checkout: Path) -> None:

@@ -57,7 +57,7 @@ def test_nothing_of_the_users_changes(home: Home) -> None:
     home.unsaved(one.tree)
     home.exported(committed(one))
     list(contents.verify(home.git, committed(two)))
-    contents.reclaimable(home.git, ["s0"], ["s1"])
+    contents.reclaimable(home.git, [committed(one)], [committed(two)])
     snapshots.delete_refs(home.git, ["s0"])
 
     assert fingerprint(home.git.common) == before
@@ -490,8 +490,8 @@ def test_references_are_created_listed_and_deleted(home: Home) -> None:
     assert snapshots.refs(home.git) == {"s0": one, "s1": two}
     with pytest.raises(GitFailed):
         snapshots.create_ref(home.git, "s0", two)
-    assert contents.reclaimable(home.git, ["s0", "s1"], []) > 0
-    assert contents.reclaimable(home.git, [], ["s1"]) == 0
+    assert contents.reclaimable(home.git, [one, two], []) > 0
+    assert contents.reclaimable(home.git, [], [two]) == 0
     snapshots.delete_refs(home.git, ["s0", "missing"])
     assert snapshots.refs(home.git) == {"s1": two}
 
@@ -499,14 +499,15 @@ def test_references_are_created_listed_and_deleted(home: Home) -> None:
 def test_deleting_snapshots_frees_what_only_they_need(home: Home) -> None:
     one = home.capture()
     write(home.top / "big", os.urandom(100_000))
-    home.capture(one)
+    two = home.capture(one)
     (home.top / "big").unlink()
 
-    assert contents.reclaimable(home.git, ["s1"], ["s0"]) > 100_000
+    small, big = committed(one), committed(two)
+    assert contents.reclaimable(home.git, [big], [small]) > 100_000
     home.capture(one)
-    assert contents.reclaimable(home.git, ["s0"], ["s1"]) < 1000
+    assert contents.reclaimable(home.git, [small], [big]) < 1000
     git(home.top, "add", "-A")
-    assert contents.reclaimable(home.git, ["s0", "s1"], []) > 100_000
+    assert contents.reclaimable(home.git, [small, big], []) > 100_000
 
 
 def test_a_part_of_a_snapshot_is_exported(home: Home, tmp_path: Path) -> None:

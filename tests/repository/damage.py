@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
+from holdfast.git.snapshots import create_ref
 from holdfast.leases.rules import Identity, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.repository import gc_plan
 from holdfast.repository.context import (
@@ -26,6 +27,7 @@ from holdfast.repository.context import (
     Reference,
     RepositoryContext,
 )
+from holdfast.repository.git_home import GitHome
 from holdfast.repository.retention import PLANS, PlanState
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Step
@@ -171,6 +173,11 @@ def partial_tree(context: RepositoryContext) -> None:
 
 
 def unknown_tree(context: RepositoryContext) -> None:
+    """The content of a snapshot without a descriptor, in any home."""
+    if isinstance(context.home, GitHome):
+        head = context.home.commit(head_of(context))
+        create_ref(context.home.git, "0123456789abcdef", head)
+        return
     tree = context.paths.tree("0123456789abcdef")
     (tree / "payload").mkdir(parents=True)
     (tree / ".READY").touch()
@@ -310,9 +317,7 @@ def _trail(context: RepositoryContext) -> Path:
 
 def forged_entry(context: RepositoryContext) -> None:
     path = _trail(context)
-    lines = path.read_text().splitlines(keepends=True)
-    lines[0] = lines[0].replace("snapshot_published", "snapshot_forgotten")
-    path.write_text("".join(lines))
+    path.write_text(path.read_text().replace("snapshot_published", "snapshot_forgotten", 1))
 
 
 def unreadable_entry(context: RepositoryContext) -> None:

@@ -21,11 +21,10 @@ from holdfast.repository.context import (
     RepositoryContext,
     new_snapshot_id,
 )
+from holdfast.repository.payloads import CaptureOptions, scratch
 from holdfast.store.model import Change, Create, Decision, Replace, View
-from holdfast.trees.capture import capture
 from holdfast.trees.engines import Engine
 from holdfast.trees.shared_dirs import read_shared_directories
-from holdfast.trees.verify import verify
 
 Content = Mapping[str, str]
 
@@ -49,25 +48,22 @@ def keep(
     the cache cannot trust a file that could be written again within the same timestamp tick.
     """
     snapshot_id = snapshot_id or new_snapshot_id()
-    payload, tree = context.paths.payload(worktree), context.paths.tree(snapshot_id)
+    payload = context.paths.payload(worktree)
     for name, text in content.items():
         (payload / name).parent.mkdir(parents=True, exist_ok=True)
         (payload / name).write_text(text)
-    cache = None
     if shared:
         time.sleep(_TICK)
-        context.paths.caches.mkdir(parents=True, exist_ok=True)
-        cache = context.paths.stat_cache(worktree)
-    before = context.config(worktree).head_snapshot_id
-    tree.parent.mkdir(parents=True, exist_ok=True)
-    captured = capture(
-        payload,
-        tree,
-        engine=Engine.LINKED,
-        base=context.paths.tree(before) if before and context.home.is_ready(before) else None,
-        cache=cache,
+    base = context.config(worktree).head_snapshot_id
+    how = CaptureOptions(
         quiesced=False,
+        base=base if base and context.home.is_ready(base) else None,
+        cached=worktree if shared else None,
+        engine=Engine.LINKED,
     )
+    with scratch(context, "snapshot", scratch_id=snapshot_id) as room:
+        captured = context.home.capture(room, payload, how)
+        context.home.publish(room, snapshot_id)
     key, config_key = DESCRIPTORS.key(snapshot_id), WORKTREES.key(worktree)
 
     def publish(view: View, now: float) -> Decision[None]:
@@ -120,7 +116,7 @@ def snapshots_of(context: RepositoryContext) -> dict[str, Descriptor]:
 
 
 def trees_of(context: RepositoryContext) -> set[str]:
-    return {path.name for path in context.paths.snapshots.iterdir()}
+    return set(context.home.stored())
 
 
 def remnants_of(context: RepositoryContext) -> set[str]:
@@ -159,7 +155,7 @@ def require_whole(context: RepositoryContext) -> None:
     """Every snapshot verifies, unless it is doomed and already incomplete."""
     for snapshot_id, descriptor in snapshots_of(context).items():
         if context.home.is_ready(snapshot_id):
-            problems = list(verify(context.paths.tree(snapshot_id), descriptor.payload_hash))
+            problems = list(context.home.verify(descriptor))
             assert problems == [], f"{snapshot_id}: {problems}"
         else:
             assert descriptor.doomed_by is not None, f"{snapshot_id} is incomplete, but not doomed"

@@ -27,15 +27,18 @@ from holdfast.repository.retention import GcPlan, Policy
 from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.audit import check_chain
-from holdfast.trees.restore import materialise
-from holdfast.trees.verify import changes, verify
 from proof.effort import rounds, until
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Worker, Workers
+from tests.repository import damage
 from tests.repository.kept import keep, parents_of, require_whole, snapshots_of
-from tests.repository.repositories import add_worktree, make_repository
+from tests.repository.repositories import add_worktree
+from tests.support.homes import make_repository
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+pytestmark = [
+    pytest.mark.both_homes,
+    pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked"),
+]
 
 TARGET = "target"
 SUCCESSES = rounds(25)
@@ -56,6 +59,13 @@ class Tally(NamedTuple):
     violations: tuple[str, ...] = ()
 
 
+def make_shared(root: Path) -> RepositoryContext:
+    """A new repository whose `main` everybody may write without a lease."""
+    context = make_repository(root).context
+    damage.change(context, WORKTREES.key(MAIN), isolation=Isolation.SHARED)
+    return context
+
+
 def pick_collectable(context: RepositoryContext) -> str | None:
     """The id of a snapshot that may be collected at any moment: an old one that is no head."""
     heads = {document.record.head_snapshot_id for _, document in context.store.scan(WORKTREES)}
@@ -68,7 +78,7 @@ def require_intact(context: RepositoryContext, snapshot_id: str) -> None:
     document = context.store.read(DESCRIPTORS.key(snapshot_id))
     assert document is not None, f"{snapshot_id} has no descriptor"
     assert document.record.doomed_by is None or context.home.is_ready(snapshot_id), "its tree is gone"
-    problems = list(verify(context.paths.tree(snapshot_id), document.record.payload_hash))
+    problems = list(context.home.verify(document.record))
     assert problems == [], f"{snapshot_id}: {problems}"
 
 
@@ -88,10 +98,9 @@ def pin(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
 def use(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     """Use it as a snapshot uses its parent and a restore its source: write the intent, check, work."""
     with payloads.scratch(context, "restore", uses=[snapshot_id]) as room:
-        usable(visible(context, snapshot_id))
-        tree = context.paths.tree(snapshot_id)
-        materialise(tree, room.path / "payload")
-        assert list(changes(room.path / "payload", tree)) == []
+        found = usable(visible(context, snapshot_id))
+        made = context.home.materialise(snapshot_id, room.path / "payload")
+        assert (made.files, made.bytes) == (found.files, found.bytes)
         require_intact(context, snapshot_id)
 
 
@@ -192,7 +201,7 @@ def collector(root: Path) -> Callable[[Line], None]:
 
 def test_a_snapshot_in_use_never_vanishes(scratch: Path) -> None:
     root = scratch / "repository"
-    context = make_repository(root, isolation=Isolation.SHARED).context
+    context = make_shared(root)
     gc_plan.set_policy(context, Policy(keep_last=1))
     keep(context, {"id": "0"}, note="0")
     add_worktree(context, TARGET, isolation=Isolation.SHARED)
@@ -275,7 +284,7 @@ def release_all(context: RepositoryContext) -> None:
 def test_a_collector_and_a_new_user_of_a_snapshot_never_both_succeed(scratch: Path) -> None:
     """In each round all workers act on one collectable snapshot at once, and their answers are compared."""
     root = scratch / "repository"
-    context = make_repository(root, isolation=Isolation.SHARED).context
+    context = make_shared(root)
     keep(context, {"id": "0"})
     outcomes: Counter[str] = Counter()
     with Workers() as workers:

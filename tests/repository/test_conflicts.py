@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -423,7 +425,7 @@ def test_people_see_the_pair_the_files_and_what_to_do(repository: Repository) ->
 
     told = holdfast("conflicts", cwd=top).stdout
     assert told.startswith("one conflicts with two in 1 file: a\n")
-    assert "let one land first" in told
+    assert "land one first: 'holdfast land two'" in told
     assert data(holdfast("conflicts", "--worktree", "three", "--json", cwd=top))["conflicts"] == []
     [conflict] = data(holdfast("conflicts", "--json", cwd=top))["conflicts"]
     assert conflict | {"messages": []} == {
@@ -439,8 +441,15 @@ def test_people_see_the_pair_the_files_and_what_to_do(repository: Repository) ->
 
     change(repository, "main", "a", "landed")
     commit_all(top)
-    assert "one conflicts with trunk in 1 file: a\n" in holdfast("conflicts", cwd=top).stdout
-    assert "'git merge trunk' there" in holdfast("conflicts", cwd=top).stdout
+    told = holdfast("conflicts", cwd=top).stdout
+    assert "one conflicts with trunk in 1 file: a\n" in told
+    [merge, land] = re.findall(r"'(git merge \w+|holdfast land one)'", told)
+    commit_all(repository.payload("one"))
+    assert subprocess.run(merge.split(), cwd=repository.payload("one"), check=False).returncode == 1
+    write(repository.payload("one") / "a", "both\n")
+    commit_all(repository.payload("one"))
+    assert holdfast(*land.split()[1:], cwd=top).returncode == 0
+    assert (top / "a").read_text() == "both\n"
 
 
 def test_an_agent_is_warned_when_its_worktree_conflicts_already(repository: Repository) -> None:

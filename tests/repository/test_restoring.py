@@ -181,6 +181,7 @@ def test_replaced_content_is_discarded_only_on_request(site: Site) -> None:
     assert site.restore(keep=False).kept is None
     assert [each.snapshot_id for each in site.history()][1:] == [site.first]
     assert content_of(site.payload) == OLD
+    assert site.repository.examine(strict=True) == []
 
 
 @pytest.mark.req("LC-26")

@@ -55,14 +55,18 @@ def report_lines(found: ConflictReport) -> Iterator[str]:
         yield f"No conflicts: {counted(len(found.worktrees), 'worktree')} and {found.target}."
         return
     yield ""
-    if any(each.with_target for each in found.conflicts):
+    behind = [each.worktree for each in found.conflicts if each.with_target]
+    if behind:
+        from holdfast.repository.landing_changes import how_to_resolve
+
+        how = how_to_resolve(found.target, found.commit, remote="")
+        yield f"To resolve a conflict with {found.target}, commit what is not committed yet."
+        yield f"{how} Then land it: 'holdfast land {behind[0]}'."
+    pairs = [each for each in found.conflicts if each.worktree not in behind and each.other not in behind]
+    if pairs:
         yield (
-            f"To resolve a conflict with {found.target}, merge it into the worktree: 'git merge {found.target}' there."
-        )
-    if not all(each.with_target for each in found.conflicts):
-        yield (
-            f"Of two worktrees that conflict, let one land first; then merge {found.target} into the other. "
-            "Or let one of them leave these files unchanged."
+            f"Of two worktrees that conflict, land one first: 'holdfast land {pairs[0].other}'. If the other one "
+            "conflicts when it lands, Holdfast says how to resolve that. Or let one of them leave these files alone."
         )
 
 

@@ -230,11 +230,12 @@ def _examine(git: Git, entry: TreeEntry) -> Problem | None:
 
 
 def reclaimable(git: Git, deleted: Iterable[str], kept: Iterable[str]) -> int:
-    """The bytes on disk of objects that only the snapshots to delete need: neither the kept ones nor other refs."""
-    lines = [f"{SNAPSHOTS}{each}" for each in deleted]
+    """The bytes on disk of objects that only the snapshots to delete need: neither the kept ones nor other refs. Both
+    are given by their commits."""
+    lines = list(deleted)
     if not lines:
         return 0
-    lines += [f"^{SNAPSHOTS}{each}" for each in kept]
+    lines += [f"^{each}" for each in kept]
     content = "".join(f"{line}\n" for line in lines).encode()
     # By default, git leaves out objects of parents, but not of other commits. With this option, it lists these first.
     exact = "--objects-edge-aggressive"

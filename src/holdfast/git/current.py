@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import durable
-from holdfast.git.look import WorkTree, start_index
+from holdfast.git.look import WorkTree
 from holdfast.git.program import Git
-from holdfast.git.snapshots import GitSource, Sums, git_dir_of, known_sums, publish_index, take_changes, with_links
+from holdfast.git.snapshots import GitSource, Sums, known_sums, publish_index, started, take_changes, with_links
 
 
 def known_tree(git: Git, top: Path, index: Path) -> str | None:
@@ -36,9 +36,10 @@ def read_tree(source: GitSource, room: Path) -> CurrentTree:
     """Read the current tree. New objects go to `source.objects`, but not those of files that were read earlier. `room`
     is a directory for the working copy of the index."""
     working, known = _started(source, room)
-    take_changes(working, working.look(keep=True))
+    look, _ = take_changes(working, working.look(keep=True))
     tree = working.write_tree()
-    publish_index(source, working, Sums(tree, 0, len(working.with_links().links)))  # nobody asks for sizes
+    links = working.with_links().links if working.links or look.nested else ()
+    publish_index(source, working, Sums(tree, 0, len(links)))  # nobody asks for sizes
     return CurrentTree(tree, is_complete=known is None)
 
 
@@ -54,8 +55,4 @@ def read_again(source: GitSource, room: Path, head: str) -> str:
 def _started(source: GitSource, room: Path) -> tuple[WorkTree, Sums | None]:
     working = WorkTree(source.git, source.top, room / source.index.name, source.objects)
     durable.remove(working.index)  # of an earlier reading in this room
-    known = known_sums(source.git, source.top, source.index)
-    if known is None:
-        durable.remove(source.index)
-    start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
-    return with_links(working, known), known
+    return started(source, working)

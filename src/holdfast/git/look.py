@@ -263,34 +263,41 @@ def ignored_among(git: Git, top: Path, paths: list[bytes]) -> list[bytes]:
 # --- The private index --------------------------------------------------------------------------------
 
 
-def start_index(tree: WorkTree, known: Path, user_index: Path) -> None:
-    """Make the index of `tree` a copy of the private index `known`, or else of the user's, with its flags cleared.
+def start_index(tree: WorkTree, known: Path | None, user_index: Path) -> WorkTree:
+    """Make the index of `tree` a copy of the private index `known`, or else of the user's, with its flags cleared; then
+    the links of the result are those in the index.
 
     The copy keeps the time, by which git recognizes entries that may have changed since in the same instant.
     """
-    if _link(known, tree.index):  # git replaces an index, and never writes into one
-        return
-    if copy_with_time(known, tree.index):
-        return
+    if known is not None and _link(known, tree.index):  # git replaces an index, and never writes into one
+        return tree
+    if known is not None and copy_with_time(known, tree.index):
+        return tree
     if copy_with_time(user_index, tree.index):
-        _look_at_everything(tree)
-    else:
-        tree.run("read-tree", "--empty")
+        return _look_at_everything(tree)
+    tree.run("read-tree", "--empty")
+    return tree
 
 
-def _look_at_everything(tree: WorkTree) -> None:
-    """Clear the flags that keep git from comparing files: they are meant for the user's index only."""
+def _look_at_everything(tree: WorkTree) -> WorkTree:
+    """Clear the flags that keep git from comparing files: they are meant for the user's index only. Returns the work
+    tree with the links in its index."""
     assumed: list[bytes] = []
     skipped: list[bytes] = []
-    for each in tree.run("ls-files", "-v", "-z").split(b"\0"):
-        tag, path = each[:1], each[2:]
+    links: list[bytes] = []
+    for each in tree.run("ls-files", "-v", "--stage", "-z").split(b"\0"):
+        facts, _, path = each.partition(b"\t")
+        tag = facts[:1]
         if tag.islower():
             assumed.append(path)
         if tag in b"Ss" and path and calls.exists(os.path.join(tree.top, os.fsdecode(path))):
             skipped.append(path)  # outside a sparse checkout, people use this to hide changes
+        if facts[2:].startswith(_LINK.encode()):
+            links.append(path)
     for option, paths in (("--no-assume-unchanged", assumed), ("--no-skip-worktree", skipped)):
         if paths:
             tree.run("update-index", "-z", option, "--stdin", content=b"\0".join(paths))
+    return msgspec.structs.replace(tree, links=tuple(links))
 
 
 def _link(known: Path, target: Path) -> bool:

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -36,6 +37,9 @@ _MOST_LINES = 8
 _WAITED = -1  # in place of an exit status
 _FATAL = 128  # with which git itself refuses a name
 _PIPE = b"fatal: a named pipe is in place of one of its files ('find . -type p' lists them)"
+_HALF_ADDED = b"fatal: bad object worktrees/"
+"""What git says if it reads the HEAD of a worktree that another git is adding: at first it is all zeros."""
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # before git is started again
 _LOOK = 1.0  # seconds between two looks at what a git that takes long is doing
 _MOST_WORDS = 4
 _MOST_AT_ONCE = 16
@@ -317,7 +321,12 @@ def _output(
 ) -> bytes:
     if any("\0" in each for each in arguments):  # from a damaged file of git's: no argument can have one
         raise _failed(tuple(each.replace("\0", "?") for each in arguments), _FATAL, "fatal: a name has a NUL byte")
-    ended = _completed([*command, *arguments], directory, _environment() | variables, content or b"", inherited, umask)
+    for pause in (*_PAUSES, None):
+        words, environment = [*command, *arguments], _environment() | variables
+        ended = _completed(words, directory, environment, content or b"", inherited, umask)
+        if pause is None or _HALF_ADDED not in ended.said:
+            break
+        time.sleep(pause)
     if ended.status:
         failure = _failed(arguments, ended.status, os.fsdecode(ended.said))
         failure.output = ended.output

@@ -136,19 +136,24 @@ def capture(
 
 
 def start(source: GitSource) -> tuple[WorkTree, Sums | None]:
-    """Make the working index; return the work tree with it, and the sums of its tree if they are known.
-
-    A private index is trusted only if it is exactly the one that was published last: git would not notice damage.
-    """
+    """Make the working index in scratch; return the work tree with it, and the sums of its tree if they are known."""
     working = WorkTree(source.git, source.top, source.objects / "index", source.objects)
     with Directory.open(source.objects.parent) as scratch:
         if not scratch.make(source.objects.name, durable=False):
             durable.remove(working.index)  # of an earlier attempt
+    return started(source, working)
+
+
+def started(source: GitSource, working: WorkTree) -> tuple[WorkTree, Sums | None]:
+    """Make the index of `working`; return the work tree with its links, and the sums of its tree if they are known.
+
+    A private index is trusted only if it is exactly the one that was published last: git would not notice damage.
+    """
     sums = known_sums(source.git, source.top, source.index)
     if sums is None:
         durable.remove(source.index)
-    start_index(working, source.index, git_dir_of(source.git, source.top) / "index")
-    return with_links(working, sums), sums
+    working = start_index(working, source.index if sums else None, git_dir_of(source.git, source.top) / "index")
+    return with_links(working, sums) if sums else working, sums
 
 
 def with_links(tree: WorkTree, sums: Sums | None) -> WorkTree:

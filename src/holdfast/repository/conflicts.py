@@ -59,9 +59,11 @@ class SkippedWorktree(NamedTuple):
 
 
 class ConflictReport(NamedTuple):
-    """All conflicts as of now. `target` is the branch, or the commit if none is checked out in `main`."""
+    """All conflicts as of now. `target` is the branch, or the commit if none is checked out in `main`; `commit` is its
+    tip."""
 
     target: str
+    commit: str
     worktrees: tuple[str, ...]
     conflicts: tuple[WorktreeConflict, ...]
     skipped: tuple[SkippedWorktree, ...]
@@ -71,6 +73,7 @@ class ConflictReport(NamedTuple):
         """The report as JSON values."""
         return {
             "target": self.target,
+            "commit": self.commit,
             "worktrees": list(self.worktrees),
             "conflicts": [each.as_record() for each in self.conflicts],
             "skipped": [each._asdict() for each in self.skipped],
@@ -154,7 +157,7 @@ class _Search:
             if any(found)
         )
         names, skipped = tuple(each.name for each in sides), tuple(sorted(self._skipped))
-        return ConflictReport(self._target.name, names, conflicts, skipped, self._merges)
+        return ConflictReport(self._target.name, self._target.head, names, conflicts, skipped, self._merges)
 
     @cached_property
     def _room(self) -> Path:

@@ -288,12 +288,15 @@ def _captured(
 
 @contextlib.contextmanager
 def capture_late(context: RepositoryContext, operation: Operation, directory: Path) -> Iterator[Descriptor]:
-    """Capture a directory that is being restored, and yield the descriptor; the captured tree exists for the block."""
+    """Capture a directory that is being restored, and yield the descriptor; the captured tree exists for the block, and
+    longer if the block publishes the descriptor."""
     with (
         scratch(context, "late writes", scratch_id=new_snapshot_id()) as room,
         _captured(context, operation, room, directory, None, restore_note(operation)) as descriptor,
     ):
         yield descriptor
+        if context.descriptor(descriptor.snapshot_id) is None:
+            context.home.take_back(room, descriptor.snapshot_id)
 
 
 def restore_note(operation: Operation) -> str:

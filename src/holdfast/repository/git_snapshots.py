@@ -181,10 +181,11 @@ class GitSnapshots(Home):
         """Nothing to do: git's next garbage collection deletes what no reference reaches."""
 
     def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
-        stored, going = set(self.stored()), set(snapshot_ids)
-        here = [each for each in snapshot_ids if each in stored]  # another clone has the others
-        sizes = contents.reclaimable_sizes(self.git, here, sorted(stored - going))
+        stored = commits.refs(self.git)  # their commits: a reference may go meanwhile
+        here = [stored[each] for each in snapshot_ids if each in stored]  # another clone has the others
+        kept = [stored[each] for each in sorted(stored.keys() - set(snapshot_ids))]
+        sizes = contents.reclaimable_sizes(self.git, here, kept)
         return [sizes[number] for number in itertools.accumulate((each in stored for each in snapshot_ids), initial=0)]
 
     def total_bytes(self) -> int:
-        return contents.reclaimable(self.git, self.stored(), [])
+        return contents.reclaimable(self.git, commits.refs(self.git).values(), [])

@@ -245,7 +245,7 @@ class Landings:
         if added.tip is None:
             conflicts = added.merged.conflicts
             message = f"{worktree} conflicts with {branch} in {', '.join(conflicts[:_MOST_NAMED])}"
-            raise _conflict(message, branch, tip, remote.name, conflicts)
+            raise _conflict(message, f"{worktree} --via-branch", branch, tip, remote.name, conflicts)
         transfer.push_ref(self.git, remote, f"refs/heads/{beside}", added.tip)
         return beside, added.tip
 
@@ -476,7 +476,7 @@ def require_landed(entry: Landing) -> Landing:
         case LandingState.CONFLICT:
             paths = ", ".join(entry.conflicts[:_MOST_NAMED]) + (", ..." if len(entry.conflicts) > _MOST_NAMED else "")
             message, against = f"{work} conflicts with {entry.branch} in {paths}{why}", entry.against or ""
-            raise _conflict(message, entry.branch, against, entry.remote, entry.conflicts, **facts)
+            raise _conflict(message, work, entry.branch, against, entry.remote, entry.conflicts, **facts)
         case LandingState.FAILED:
             raise LandingFailed(
                 f"{work} did not pass the checks on top of {entry.branch}{why}",
@@ -492,7 +492,7 @@ def require_landed(entry: Landing) -> Landing:
 
 
 def _conflict(
-    message: str, branch: str, against: str, remote: str, conflicts: tuple[str, ...], **facts: str
+    message: str, work: str, branch: str, against: str, remote: str, conflicts: tuple[str, ...], **facts: str
 ) -> LandingConflict:
-    hint = f"{how_to_resolve(branch, against, remote)} Then land again: 'holdfast land'."
+    hint = f"{how_to_resolve(branch, against, remote)} Then land again: 'holdfast land {work}'."
     return LandingConflict(message, hint=hint, branch=branch, against=against, conflicts=list(conflicts), **facts)
