@@ -24,6 +24,20 @@ _ROW = re.compile(r"\| (?P<id>[A-Z]{2}-\d{2}) \| (?P<demand>(?:\\\||[^|])+) \| (
 _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "collectonly")
 _PROPERTY = "requirement"
 _TRIED = "tried"
+COSTLY = [
+    f"tests/{name}.py"
+    for name in """
+    cli/test_agent_run cli/test_config cli/test_who fs/test_directory git/test_snapshots repository/test_conflicts
+    repository/test_content repository/test_content_sweep repository/test_git_assignments repository/test_git_home
+    repository/test_git_isolated repository/test_joining repository/test_landing repository/test_landing_checks
+    repository/test_remnants repository/test_restoring repository/test_second_machine repository/test_transfer
+    store/test_archive store/test_etcd_store store/test_file_store_details store/test_loose_records
+    store/test_postgres_store store/test_servers_over_the_network trees/test_scan_worker web/test_looks
+    """.split()
+]
+"""The files that take most of the time. A run of everything takes half of their tests, chosen by the seed; a run of
+such a file, and a proof, takes all of them."""
+
 _DETECTOR = re.compile(r"planted|_finds?_|_catch|is_found|would_be_found|is_noticed")  # by naming convention
 
 
@@ -75,8 +89,10 @@ class Accounting:
         return sorted(self.delivered - self.proven) if self.whole else []
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept = _sampled(items)
+        if _covers_everything(config):
+            kept = _halved(kept)
         self.left_out = len(items) - len(kept)
         items[:] = kept
         problems: list[str] = []
@@ -162,6 +178,20 @@ def _sampled(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for item in items if item.nodeid not in dropped]
 
 
+def _halved(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of the tests of costly files, select half, and those that prove requirements."""
+    if effort.SHARE >= 1:
+        return items
+    files: dict[str, list[pytest.Item]] = {name: [] for name in COSTLY}
+    for item in items:
+        if item.get_closest_marker("req") is None:
+            files.get(item.nodeid.partition("::")[0], []).append(item)
+    dropped: set[str] = set()
+    for name, family in files.items():
+        dropped |= {item.nodeid for item in random.Random(f"{effort.SEED} {name}").sample(family, len(family) // 2)}
+    return [item for item in items if item.nodeid not in dropped]
+
+
 def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
     """List the skipped tests with their reasons, impossible to overlook."""
     skipped = terminalreporter.stats.get("skipped", [])
@@ -178,8 +208,11 @@ def _is_whole(config: pytest.Config) -> bool:
 
     When several processes share the tests, only the one that collects their reports sees the whole run.
     """
-    if hasattr(config, "workerinput"):
-        return False
+    return not hasattr(config, "workerinput") and _covers_everything(config)
+
+
+def _covers_everything(config: pytest.Config) -> bool:
+    """Whether all configured test paths were asked for."""
     asked = {(config.invocation_params.dir / each).resolve() for each in config.args}
     all_paths = {(config.rootpath / each).resolve() for each in config.getini("testpaths")}
     return asked == all_paths and not any(config.getoption(name, default=None) for name in _NARROWING)

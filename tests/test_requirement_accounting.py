@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from proof import effort
+from tests import requirements_plugin
 from tests.requirements_plugin import PAGE, read_requirements
 
+ROOT = Path(__file__).parents[1]
 PLUGIN = "pytest_plugins = ['tests.requirements_plugin']\n"
 ROWS = """
 | ID | demand | since |
@@ -188,3 +191,23 @@ def test_the_requirements_of_this_project_are_well_formed(pytestconfig: pytest.C
 def test_scratch_is_an_empty_writable_directory(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
     (scratch / "file").write_bytes(b"content")
+
+
+TEN = "import pytest\n\n@pytest.mark.parametrize('number', range(10))\ndef test_one(number): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("share", "arguments", "passed"),
+    [(0.01, [], 7), (0.01, ["tests"], 7), (0.01, ["tests/test_all.py"], 12), (0.01, ["-k", "test"], 12), (1.0, [], 12)],
+)
+def test_a_run_of_everything_takes_half_of_a_costly_file_and_what_proves_requirements(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, share: float, arguments: list[str], passed: int
+) -> None:
+    monkeypatch.setattr(effort, "SHARE", share)
+    monkeypatch.setattr(requirements_plugin, "COSTLY", ["tests/test_all.py"])
+    both = PROVES_FIRST.replace("AA-01", "AA-02").replace("test_both", "test_other").replace("import pytest", "")
+    run(suite, TEN + PROVES_FIRST + both, *arguments).assert_outcomes(passed=passed)
+
+
+def test_every_costly_file_exists() -> None:
+    assert [each for each in requirements_plugin.COSTLY if not (ROOT / each).is_file()] == []
