@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from holdfast.issues.claims import Claimed
 from holdfast.issues.gates import Definition
 from holdfast.issues.model import ISSUES, State
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.repository.holdings import issue_claims
+from holdfast.repository.holdings import Holding, issue_claims
+from holdfast.repository.overview import look_around, with_details
 from holdfast.store import stat_cache
 from holdfast.store.etcd import EtcdEngine
 from holdfast.store.model import Create, Decision, Delete, Key, StructCodec
@@ -69,24 +70,33 @@ class Reads:
         return call
 
 
-def reads(path: Path, address: str | None) -> int:
+def claims(path: Path, address: str | None) -> Sequence[Holding]:
+    return list(issue_claims(path, address))
+
+
+def whole_overview(path: Path, address: str | None) -> Sequence[Holding]:
+    return with_details(look_around(path, address=address), address=address).holdings
+
+
+def reads(look: Callable[[Path, str | None], Sequence[Holding]], path: Path, address: str | None) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stat_cache, "RECENT", 0)  # or files of the last two seconds are read again
-        list(issue_claims(path, address))  # keeps the checkpoint up to date, as others do
+        look(path, address)  # keeps the checkpoint up to date, as others do
         counted = Reads(patch)
-        assert len(list(issue_claims(path, address))) == 1
+        assert [each.kind for each in look(path, address)] == ["issue"]
     return counted.count
 
 
+@pytest.mark.parametrize("look", [claims, whole_overview])
 def test_it_reads_no_more_however_many_issues_are_finished(
-    tracker: Tracker, address: str | None, tmp_path: Path
+    tracker: Tracker, address: str | None, tmp_path: Path, look: Callable[[Path, str | None], Sequence[Holding]]
 ) -> None:
     (held,) = create_issues(tracker, "held")
     claim(tracker, held)
     finish(tracker, FEW)
-    few = reads(tmp_path, address)
+    few = reads(look, tmp_path, address)
     finish(tracker, MANY)
-    assert 0 < reads(tmp_path, address) <= few + 2
+    assert 0 < reads(look, tmp_path, address) <= few + 2
 
 
 @pytest.mark.parametrize("usable", [True, False])

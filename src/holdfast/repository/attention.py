@@ -18,6 +18,7 @@ from holdfast.fs import calls
 from holdfast.fs.names import counted
 from holdfast.issues import rules
 from holdfast.issues.model import Issue, IssueSummary
+from holdfast.issues.projection import IndexUnusable, projection_of
 from holdfast.issues.reading import take_snapshot
 from holdfast.issues.rules import IssueSet
 from holdfast.locks.identity import Liveness, boot_clock_id
@@ -86,14 +87,15 @@ def read_situation(
     *,
     address: str | None = None,
     issues: IssueSet[Issue] | IssueSet[IssueSummary] | None = None,
+    in_full: bool = True,
 ) -> Situation:
     """Read what the attention list needs beyond an overview. Parts that are not in use or cannot be read are left out;
     `overview.unreadable` says why. `address` is the store of the issues, if it is not the configured one; `issues` are
-    the issues from an earlier read, if none has changed since."""
+    the issues from an earlier read, if none has changed since. The list itself does not need them `in_full`."""
     situation = Situation(overview, issues)
     if issues is None and overview.is_reachable:
         with contextlib.suppress(Failure):
-            situation = situation._replace(issues=read_issues(overview.root, address))
+            situation = situation._replace(issues=read_issues(overview.root, address, in_full=in_full))
     if overview.is_reachable:  # else every refresh would wait for the server again
         with contextlib.suppress(Failure), Repository(overview.root, to_examine=True) as repository:
             situation = situation._replace(findings=tuple(store_findings(repository)))
@@ -110,10 +112,15 @@ def read_landings(repository: Repository) -> LandingQueues:
     return LandingQueues(tuple(document.record for _, document in store.scan(TARGETS)), tuple(by_age))
 
 
-def read_issues(root: Path, address: str | None = None) -> IssueSet[Issue]:
+def read_issues(root: Path, address: str | None, *, in_full: bool) -> IssueSet[Issue] | IssueSet[IssueSummary]:
     """All issues of a repository's tracker; raises `NotInitialised` if it has none. Claims are not read."""
-    with contextlib.closing(open_store(tracker_of(root), address)) as store:
-        return take_snapshot(store, ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew))
+    place = tracker_of(root)
+    with contextlib.closing(open_store(place, address)) as store:
+        reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew)
+        if not in_full:
+            with contextlib.suppress(IndexUnusable):
+                return projection_of(store, place).look(reading, finished=True)
+        return take_snapshot(store, reading)
 
 
 def store_findings(repository: Repository) -> list[Finding]:

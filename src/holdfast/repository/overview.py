@@ -158,7 +158,7 @@ def with_details(overview: Overview, *, address: str | None = None) -> Overview:
     """The overview with the details that take longer to find out, because they depend on every file and issue."""
     from holdfast.repository.attention import completed, read_situation
 
-    situation = read_situation(with_conflicts(overview), address=address)
+    situation = read_situation(with_conflicts(overview), address=address, in_full=False)
     return completed(situation, changed_files(overview)).overview
 
 
