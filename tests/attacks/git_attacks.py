@@ -161,6 +161,8 @@ def places() -> Iterator[Attack]:
         yield Attack(f"the common directory of a registration is {where}", _linked_common(target), ALL)
         yield Attack(f"a record says that a worktree is in {where}", _recorded(target), ALL)
         yield Attack(f"the note of the main checkout names {where}", _noted(target), ALL)
+    for where, target in {"an empty directory": "home/empty", "a trap": "home/trap"}.items():
+        yield Attack(f"a worktree to undo was to be in {where}", _begun(target), ("doctor --fix", *CREATING))
     yield Attack("the checkout is that of another repository of the user", _project("main"), (*ALL, "init"))
     yield Attack("a worktree is one of another repository of the user", _project("side"), (*ALL, *_IN_SIDE))
     yield Attack("git's common directory is that of another repository of the user", _project(""), (*ALL, "init"))
@@ -205,6 +207,21 @@ def _recorded(target: str) -> Plant:
         record = read_json(path)
         change_record(path, git={**(record.get("git") or {}), "path": str(victim.base / target)})
         plant_operation(victim, "open", kind="remove", worktree_id="open", path=str(victim.base / target))
+
+    return plant
+
+
+def _begun(target: str) -> Plant:
+    """A creation to undo, of a directory that it has not made, on a branch whose lock is a sentinel."""
+
+    def plant(victim: Victim) -> None:
+        (victim.home / "empty").mkdir()
+        lock = write(victim.home / "docs/mine.lock", "mine\n")
+        branch = os.path.relpath(lock.with_suffix(""), common(victim) / "refs/heads")
+        work = {"path": str(victim.base / target), "new": True, "branch": branch, "new_branch": True, "commit": "x"}
+        plant_operation(victim, "made", kind="create", worktree_id="made", git=work)
+        inside = {**work, "path": str(victim.worktree("again"))}
+        plant_operation(victim, "again", kind="create", worktree_id="again", git=inside)
 
     return plant
 

@@ -29,7 +29,7 @@ from holdfast.errors import (
 from holdfast.git import program
 from holdfast.git import worktrees as linked
 from holdfast.repository import git_init
-from holdfast.repository.context import MAIN, OPERATIONS, Proof, settle
+from holdfast.repository.context import MAIN, OPERATIONS, GitWorktree, OperationKind, Proof, settle
 from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_init import adopt_checkout, deinitialise, finish_deinit_around
 from holdfast.repository.git_paths import GitPaths
@@ -38,6 +38,7 @@ from holdfast.repository.init import initialise, is_repository
 from holdfast.repository.repository import Repository, find_repository
 from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
+from holdfast.store.model import Create, Decision
 from proof.crash import Ending, Outcome, Scenario
 from proof.effort import sweep
 from proof.traced import end_of_group, orphans_are_ours
@@ -96,6 +97,37 @@ def path(scratch: Path) -> Path:
 def repository(path: Path) -> Repository:
     adopt_checkout(path)
     return Repository(path)
+
+
+@pytest.mark.parametrize("where", ["main", "feature", "empty", "begun", "occupied"])
+def test_only_what_a_creation_made_is_removed_when_it_is_undone(repository: Repository, where: str) -> None:
+    """Whatever the record of a creation says that never took place."""
+    context, top = repository.context, repository.payload()
+    git("branch", "theirs", git("commit-tree", "HEAD^{tree}", "-m", "nowhere else", at=top), at=top)
+    git("worktree", "add", "-q", "-b", "feature", top.parent / "feature", at=top)
+    (top.parent / "feature/work").write_text("not committed")
+    (top.parent / "empty").mkdir()
+    begun = context.paths.worktrees / "begun"
+    if where == "occupied":
+        begun.parent.mkdir()
+        git("worktree", "move", top.parent / "feature", begun, at=top)
+    place = {"main": top, "begun": begun, "occupied": begun}.get(where, top.parent / where)
+    feature = begun if where == "occupied" else top.parent / "feature"
+    before, files = of_the_user(top), files_in(feature)
+    work = GitWorktree(
+        path=str(place), branch="theirs", commit=git("rev-parse", "theirs", at=top), new_branch=True, new=True
+    )
+
+    def plant(view: object, now: float) -> Decision[None]:
+        operation = context.operation(OperationKind.CREATE, "0" * 16, "begun", now, git=work)
+        return Decision([Create(OPERATIONS.key("begun"), operation)], None)
+
+    context.store.transact([OPERATIONS.key("begun")], plant)
+    repository.repair(strict=True)
+
+    assert context.store.read(OPERATIONS.key("begun")) is None
+    assert (of_the_user(top), files_in(feature)) == (before, files)
+    assert (top.parent / "empty").is_dir()
 
 
 def require_sound(repository: Repository) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from holdfast.errors import NotFound, PathEscape, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, is_link
+from holdfast.fs.names import printable
 
 _PLACES = (
     *("", "info", "logs", "objects", "objects/info", "objects/pack", "refs", "refs/holdfast", "reftable", "worktrees"),
@@ -77,7 +78,9 @@ def _require_sound(git_dir: str, place: str, parent: Directory | None = None) ->
 
 def require_plain_reference(common: Path, name: str) -> None:
     """Raise as `require_sound` does if a part of a reference's path, or of its log's, is a link or no file: git would
-    follow a link in place of a directory at any depth, and write or delete elsewhere."""
+    follow a link in place of a directory at any depth, and write or delete elsewhere. Likewise if a part leads up."""
+    if not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise PathEscape(f"{printable(name)} is not the name of a reference", path=name)
     for place in (common, common / "logs"):
         here = os.fspath(place)
         for part in name.split("/"):

@@ -179,15 +179,19 @@ class GitHome(GitSnapshots):
         return self.paths.registration(operation.worktree_id) is not None
 
     def discard(self, operation: Operation) -> None:
-        """Remove the worktree that git may have begun to create, and its branch if that is still where it started."""
+        """Remove the worktree that git may have begun to create, and its branch if that is still where it started.
+
+        Does nothing anywhere but where a worktree of this name is created: the record does not choose what is deleted.
+        """
         from holdfast.trees.walker import remove_tree
 
         work = _work(operation)
         path = Path(work.path)
-        if not work.new:
+        if not work.new or path != self.paths.worktrees / operation.worktree_id:
             return
-        begun = list(self._registrations_at(path))
-        if self._is_begun(path, begun) or is_begun(path, self.paths.common):
+        require_place(self.paths, self.git)
+        begun = list(self._registrations_at(path, f"{work.branch}"))
+        if begun and (self._is_begun(path, begun) or is_begun(path, self.paths.common)):
             remove_tree(path)
         else:
             with contextlib.suppress(OSError, NotFound), Directory.open(path.parent) as parent:
@@ -195,9 +199,15 @@ class GitHome(GitSnapshots):
         for each in begun:
             remove_tree(each)
         if work.new_branch:
-            linked.unlock(self.git, f"refs/heads/{work.branch}")
-            with contextlib.suppress(GitFailed):
-                self.git.run("update-ref", "-d", f"refs/heads/{work.branch}", f"{work.commit}")
+            self._forget_branch(f"{work.branch}", f"{work.commit}")
+
+    def _forget_branch(self, branch: str, commit: str) -> None:
+        """Delete a branch that is at a commit, unless it is checked out, or alone has this commit."""
+        with contextlib.suppress(GitFailed, NotFound, Refused):
+            linked.unlock(self.git, f"refs/heads/{branch}")
+            having = self.git.run("for-each-ref", "--count=2", f"--contains={commit}").splitlines()
+            if len(having) > 1 and linked.commit_of(self.git, f"refs/heads/{branch}") == commit:
+                linked.delete_branch_if_contained(self.git, branch, commit)
 
     def _is_begun(self, path: Path, registrations: Sequence[Path]) -> bool:
         """Whether git created the directory at `path` for one of these registrations. If git was killed, even the file
@@ -210,14 +220,15 @@ class GitHome(GitSnapshots):
             return False
         return any(b"gitdir: %s\n".__mod__(os.fsencode(each)).startswith(content) for each in registrations)
 
-    def _registrations_at(self, path: Path) -> Iterator[Path]:
-        """git's directories of a linked worktree at `path`, and incomplete ones of that name, to which git may have
-        added a number. Incomplete ones of other names may belong to live processes."""
+    def _registrations_at(self, path: Path, branch: str) -> Iterator[Path]:
+        """git's directories of a linked worktree of a branch at `path`, and incomplete ones of that name, to which git
+        may have added a number. Incomplete ones of other names may belong to live processes."""
         for each in self.paths.git_ids():
             git_dir = self.paths.common / "worktrees" / each
             registered = registered_path(git_dir)
             is_half_made = registered is None and re.fullmatch(rf"{re.escape(path.name)}\d*", each)
-            if is_half_made or registered == str(path):
+            head = (self._branch_of(git_dir) or "").strip("0")  # git writes zeros first
+            if is_half_made or (registered == str(path) and head in ("", f"refs/heads/{branch}")):
                 yield git_dir
 
     def check_rename(self, old: str, new: str) -> None:
