@@ -33,6 +33,7 @@ Repository.proof: FencingMismatch
 Repository.now: -
 Repository.fenced: FencingMismatch
 Repository.audit: AuditChainBroken
+Repository.newest_audit_entries: Archived
 Repository.archive_audit: AuditChainBroken AlreadyExists Changed Refused
 Repository.verify_audit: AuditChainBroken
 Repository.watch_audit: -
@@ -130,6 +131,8 @@ Tracker.state: -
 Tracker.dependents_of: -
 Tracker.find_id: NotFound IdAmbiguous NotInitialised
 Tracker.events: -
+Tracker.newest_events: -
+Tracker.newest_events_of: -
 Tracker.create: NotFound NotInitialised DependencyCycle TooManyRetries
 Tracker.create_all: NotFound NotInitialised DependencyCycle TooManyRetries
 Tracker.adopt: NotFound NotInitialised AlreadyExists DependencyCycle TooManyRetries
@@ -190,6 +193,7 @@ Ledger.append_many: -
 Ledger.append_decided: TooManyRetries
 Ledger.events: Archived
 Ledger.latest: -
+Ledger.newest: Archived
 Ledger.read: NotFound Archived
 Ledger.find: Archived
 Ledger.watch: Archived
