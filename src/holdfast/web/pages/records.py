@@ -179,7 +179,7 @@ def findings_part(asked: PageRequest) -> Html:
         if is_wrong(findings)
         else notice("good", "✓ The repository is healthy.")
     )
-    fix = h("p", "To make all safe repairs: ", command_line(f"holdfast doctor --fix{asked.workspace.repo_option}"))
+    fix = h("p", "To make all safe repairs: ", command_line("holdfast doctor --fix" + asked.workspace.repo_option))
     return join(verdict, fix if any(each.fixable for each in findings) else None, map(_finding, findings))
 
 
