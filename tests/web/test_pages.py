@@ -478,9 +478,8 @@ def test_pages_are_told_that_a_store_is_watched_again(
                 raise StoreUnavailable("files", "it is gone")
             return []
 
-    monkeypatch.setattr(
-        Workspace, "_watch_issues", lambda workspace: watch_issues(workspace) if fails.is_set() else Failing()
-    )
+    first = iter([Failing()])
+    monkeypatch.setattr(Workspace, "_watch_issues", lambda workspace: next(first, None) or watch_issues(workspace))
     monkeypatch.setattr(live, "TRY_AGAIN", 0.1)
     with serving([sample.root], tmp_path) as server:
         heard = listen_for_change(Client(server), count=2)
