@@ -27,15 +27,25 @@ _TRIED = "tried"
 COSTLY = [
     f"tests/{name}.py"
     for name in """
-    cli/test_agent_run cli/test_config cli/test_who fs/test_directory git/test_snapshots repository/test_conflicts
-    repository/test_content repository/test_content_sweep repository/test_git_assignments repository/test_git_home
-    repository/test_git_isolated repository/test_joining repository/test_landing repository/test_landing_checks
-    repository/test_remnants repository/test_restoring repository/test_second_machine repository/test_transfer
-    store/test_archive store/test_etcd_store store/test_file_store_details store/test_loose_records
-    store/test_postgres_store store/test_servers_over_the_network trees/test_scan_worker web/test_looks
+    attacks/test_shared_machines cli/test_agent_run cli/test_archive cli/test_config cli/test_demo cli/test_guard
+    cli/test_issue cli/test_land cli/test_lock cli/test_progress cli/test_run cli/test_snapshots cli/test_top
+    cli/test_trust cli/test_who cli/test_worktree fs/test_directory fs/test_durable_crash git/test_merging
+    git/test_snapshots issues/test_batches issues/test_foreign_programs issues/test_merging
+    issues/test_served_trackers issues/test_storms ledger/test_crashes ledger/test_storms
+    locks/test_file_lock_races locks/test_file_locker locks/test_ledger_lock_processes locks/test_repo_lock_races
+    repository/test_conflicts repository/test_content repository/test_content_sweep repository/test_full_disk
+    repository/test_git_assignments repository/test_git_home repository/test_git_isolated
+    repository/test_git_records repository/test_interruptions repository/test_joining repository/test_landing
+    repository/test_landing_checks repository/test_landing_kills repository/test_lifecycle
+    repository/test_lock_waits repository/test_migration repository/test_publish_fencing repository/test_remnants
+    repository/test_restoring repository/test_second_machine repository/test_sites repository/test_store_away
+    repository/test_transfer repository/test_worktree_crashes store/test_archive store/test_etcd_store
+    store/test_file_store store/test_file_store_details store/test_flat_streams store/test_loose_records
+    store/test_postgres_store store/test_servers_over_the_network store/test_store_crashes test_bench
+    test_every_store testing/test_contract trees/test_scan_worker web/test_browser web/test_looks web/test_pages
     """.split()
 ]
-"""The files that take most of the time. A run of everything takes half of their tests, chosen by the seed; a run of
+"""The files that take most of the time. A run of everything takes a third of their tests, chosen by the seed; a run of
 such a file, and a proof, takes all of them."""
 
 _DETECTOR = re.compile(r"planted|_finds?_|_catch|is_found|would_be_found|is_noticed")  # by naming convention
@@ -92,7 +102,7 @@ class Accounting:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept = _sampled(items)
         if _covers_everything(config):
-            kept = _halved(kept)
+            kept = _thinned(kept)
         self.left_out = len(items) - len(kept)
         items[:] = kept
         problems: list[str] = []
@@ -178,8 +188,8 @@ def _sampled(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for item in items if item.nodeid not in dropped]
 
 
-def _halved(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of the tests of costly files, select half, and those that prove requirements."""
+def _thinned(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of the tests of costly files, select a third, and those that prove requirements."""
     if effort.SHARE >= 1:
         return items
     files: dict[str, list[pytest.Item]] = {name: [] for name in COSTLY}
@@ -188,7 +198,7 @@ def _halved(items: list[pytest.Item]) -> list[pytest.Item]:
             files.get(item.nodeid.partition("::")[0], []).append(item)
     dropped: set[str] = set()
     for name, family in files.items():
-        dropped |= {item.nodeid for item in random.Random(f"{effort.SEED} {name}").sample(family, len(family) // 2)}
+        dropped |= {item.nodeid for item in random.Random(f"{effort.SEED} {name}").sample(family, 2 * len(family) // 3)}
     return [item for item in items if item.nodeid not in dropped]
 
 
