@@ -22,8 +22,8 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
     """Examine the repository. Each finding says what it means and what --fix does about it.
 
     Without --fix, nothing is changed. With it, unfinished operations of dead processes are completed, and their
-    leftovers are removed. Users' files are never deleted. The status is 0 if there are only notes, else 6. If the
-    server with the records is unavailable, that is a finding, which names the checks that need it.
+    leftovers are removed. Users' files are never deleted. The status is 0 if there are only notes, otherwise 6. If
+    the server with the records is unavailable, that is a finding, which names the checks that need it.
 
     \b
     Examples:

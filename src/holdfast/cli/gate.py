@@ -44,7 +44,7 @@ _force_option = click.option("--force", is_flag=True, help="Override an automati
 def define(
     output: Output, /, *, env: tuple[str, ...], replace: bool, repo: str | None, actor: str | None, **given: Any
 ) -> None:
-    """Define the gate KEY: automatic if it has a checker, else manual.
+    """Define the gate KEY: automatic if it has a checker, otherwise manual.
 
     \b
     Examples:

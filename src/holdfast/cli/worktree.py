@@ -195,7 +195,7 @@ def path(output: Output, *, name: str | None, repo: str | None) -> None:
 @group.command(short_help="Rename a worktree.")
 @click.argument("old")
 @click.argument("new")
-@click.option("--force", is_flag=True, help="Ignore processes that use it, but not a lease.")
+@click.option("--force", is_flag=True, help="Ignore processes that use it, but not leases.")
 @options.in_repository
 def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
     """Rename the worktree OLD to NEW. Refused while it is leased, or while processes use it.
@@ -216,7 +216,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @click.option(
     "--force",
     is_flag=True,
-    help="Ignore processes that use it, repositories in it, a failed teardown and 'git worktree lock', but no lease.",
+    help="Ignore processes that use it, repositories in it, a failed teardown and 'git worktree lock', but not leases.",
 )
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
