@@ -94,7 +94,7 @@ class NameInvalid(UsageFailure, code="E_NAME_INVALID"):
 class SettingInvalid(UsageFailure, code="E_SETTING_INVALID"):
     """A setting (an option, an environment variable, a configuration value) has an invalid value."""
 
-    hint = "Correct the value, or remove it to get the default."
+    hint = "Correct the value, or remove it to use the default."
 
     def __init__(self, setting: str, value: str, expected: str) -> None:
         quoted = repr(value if len(value) <= 200 else value[:197] + "...")
@@ -373,13 +373,13 @@ class Refused(Failure, code="E_REFUSED", exit_status=ExitStatus.REFUSED):
 class DependencyCycle(Refused, code="E_DEPENDENCY_CYCLE"):
     """The dependency would make issues wait for each other in a cycle."""
 
-    hint = "To add this dependency, first remove one of those that the message names."
+    hint = "To add this dependency, first remove one that the message names: 'holdfast dep remove'."
 
 
 class Blocked(Refused, code="E_BLOCKED"):
     """The issue depends on issues that are not done."""
 
-    hint = "Finish those first, or remove the dependency: 'holdfast blocked' shows why."
+    hint = "Finish those first ('holdfast blocked' lists them), or remove the dependency: 'holdfast dep remove'."
 
 
 class TransitionRefused(Refused, code="E_TRANSITION_REFUSED"):
@@ -391,7 +391,7 @@ class TransitionRefused(Refused, code="E_TRANSITION_REFUSED"):
 class GateFailed(Failure, code="E_GATE_FAILED"):
     """The checker of a gate ran and did not pass."""
 
-    hint = "Read the checker's output, fix the problem, and check again."
+    hint = "Read the checker's output, fix the problem, and check again: 'holdfast gate check'."
 
 
 class CheckoutInTheWay(Refused, code="E_CHECKOUT_IN_THE_WAY", retryable=True):
@@ -608,7 +608,7 @@ class NotEncrypted(UserWarning):
     def __init__(self, place: str) -> None:
         super().__init__(
             f"the connection to {place} is not encrypted: others may read the password and change the records. "
-            "Use TLS: add tls=true to the address, and cacert=FILE if the system does not know the authority."
+            "Use TLS: add tls=true to the address, and cacert=FILE if the system does not trust its authority."
         )
 
 
@@ -652,8 +652,8 @@ class StoreAccessRefused(StoreUnavailable, code="E_STORE_ACCESS_REFUSED", exit_s
 
     retryable = False
     hint = (
-        "Check the user, its password or certificate, and its rights. The repository holds no secrets: they "
-        "come from ~/.pgpass, PGPASSWORD, client certificates, or the whole address in HOLDFAST_STORE."
+        "Check the user, its password or certificate, and its privileges. The repository stores no secrets: "
+        "they come from ~/.pgpass, PGPASSWORD, client certificates, or the whole address in HOLDFAST_STORE."
     )
     problem = "denies access"
 
@@ -738,5 +738,5 @@ class StoreMoved(Refused, code="E_STORE_MOVED"):
 class StoreMissing(StoreUnavailable, code="E_STORE_MISSING", exit_status=ExitStatus.NOT_FOUND, retryable=False):
     """The store's server has no such database. Nothing was changed by this call."""
 
-    hint = "Check the name of the database in the address, or have its owner create it: CREATE DATABASE."
+    hint = "Check the name of the database in the address, or have an administrator create it: CREATE DATABASE."
     problem = "does not exist"

@@ -146,7 +146,7 @@ def test_the_option_means_the_same_everywhere(place: Place, command: str) -> Non
     refused = content(wrong)["error"]
     assert (wrong.returncode, refused["code"]) == (2, "E_USAGE")
     assert refused["message"] == "there is no field 'colour'"
-    names = refused["hint"].removeprefix("There are: ").removesuffix(".").split(", ")
+    names = refused["hint"].removeprefix("The fields are: ").removesuffix(".").split(", ")
     assert place.state() == before, "an unknown field must be refused before anything changes"
 
     record = content(call_until_success(place, command, "--json"))["data"]

@@ -216,7 +216,7 @@ def test_lists_are_printed_as_tables_records_or_fields(do: Do) -> None:
     }
     wrong = do("issue", "list", "--field", "colour")
     assert wrong.returncode == 2
-    assert "There are: id, short_id, title" in wrong.stderr
+    assert "The fields are: id, short_id, title" in wrong.stderr
 
 
 def test_the_context_can_be_set_incremented_and_read(do: Do) -> None:

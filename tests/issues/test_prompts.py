@@ -44,7 +44,7 @@ def test_a_prompt_has_the_issue_and_everything_around_it(tracker: Tracker) -> No
     text = issue_prompt(tracker, issue, ending=Ending.COMMAND, workplace=Workplace("w", "/there/w")).text
 
     expected = [
-        *(f"Your work: the issue {issue}", "> Make the printer", "/there/w", "> It prints.\n>\n> Twice."),
+        *(f"Your work: issue {issue}", "> Make the printer", "/there/w", "> It prints.\n>\n> Twice."),
         *("is done", "> Make the parser", "> branch: parser"),
         *("agent:a: released it\n> needs a decision first",),
         *("- tests is failed; a command decides it\n> All tests pass\n> $ echo 3 failed; exit 1", "> 3 failed"),
@@ -97,7 +97,7 @@ def test_the_least_important_sections_are_cut_and_named(tracker: Tracker) -> Non
 
     prompt = issue_prompt(tracker, issue, ending=Ending.COMMAND, budget=400)
 
-    assert prompt.cut[0] == "Further fields"
+    assert prompt.cut[0] == "Other fields"
     assert prompt.text.splitlines()[-1].startswith(f"Cut to fit into 400 tokens: {', '.join(prompt.cut)}. ")
     assert "> It prints." in prompt.text
     assert "exit with status 0" in prompt.text

@@ -302,7 +302,7 @@ def test_a_malformed_value_is_an_error_that_names_the_variable_and_the_value(
     assert caught.value.exit_status is ExitStatus.USAGE
     assert str(caught.value).startswith(f"{name} is ")
     assert text.strip() in str(caught.value)
-    assert "remove it to get the default" in caught.value.hint
+    assert "remove it to use the default" in caught.value.hint
 
 
 @pytest.mark.req("FL-14")

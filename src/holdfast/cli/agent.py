@@ -60,13 +60,13 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option("--worktree", metavar="NAME", help="The worktree.  [default: the issue's own, created from main]")
 @click.option("--isolated", is_flag=True, help="Create the worktree as a clone, for an agent in a sandbox.")
 @consistency_option("the snapshot", default="retry, then best_effort with a warning")
-@click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
+@click.option("--gate", metavar="KEY", help="The gate that COMMAND passes or fails.")
 @ttl_option(
     "How long the claim lasts if this process is killed, from 100ms to 1d; while it lives, it renews the claim.",
     default=format_duration(COMMAND_TTL),
 )
 @wait_option(
-    "How long to wait for the worktree and, with --next, for a ready issue, at most until all issues are finished",
+    "How long to wait for the worktree and, with --next, for a ready issue while any is unfinished",
     default_text="do not wait",
 )
 @click.option("--land", is_flag=True, help="Land the work on a branch; the landing finishes the issue.")
@@ -95,8 +95,8 @@ def run(
 
     In its arguments, {prompt} is replaced with the task as text: the issue, the outcomes of its dependencies, notes of
     earlier attempts, its gates, and what to do at the end. {title}, {id} and {worktree} (its path) are replaced too;
-    all other braces stay. A script should read the task from the file HOLDFAST_PROMPT_FILE instead: in the code of 'sh
-    -c', the shell would run text of the issue, so {prompt} and {title} are refused there.
+    other braces stay. A script should read the task from the file HOLDFAST_PROMPT_FILE instead: in the code of 'sh -c',
+    the shell would execute text from the issue, so {prompt} and {title} are refused there.
 
     If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets an event, and the issue is done.
     If it fails, the same happens, but the issue goes back to the queue. If COMMAND or Holdfast is killed, the issue
@@ -122,7 +122,7 @@ def run(
 
     The worktree is kept when the issue is done, so that you can review the work and bring it into main. Then remove it
     ('holdfast worktree remove'). With --remove-worktree, it is removed at once if the issue is done (not while it waits
-    for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
+    for gates) and no process uses it; 'holdfast pin list' shows the snapshot.
 
     \b
     Examples:

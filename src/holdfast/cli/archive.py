@@ -35,7 +35,7 @@ def _archiving(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="DIR",
             required=True,
             type=click.Path(file_okay=False),
-            help="The directory of the files; created if missing.",
+            help="The directory for the files; created if missing.",
         ),
     ):
         command = option(command)
@@ -50,8 +50,8 @@ def ledger_archive(
 ) -> None:
     """Move the first events of a ledger on a server to files in DIR.
 
-    Each file is a segment: JSON lines as 'ledger log' prints them, named by the events that it has. Once it is on disk,
-    the ledger records its SHA-256, and the events are deleted from the server. Claims stay as they are. Reading an
+    Each file is a segment: JSON lines as 'ledger log' prints them, named after its events. Once it is on disk, the
+    ledger records its SHA-256, and the events are deleted from the server. Claims stay as they are. Reading an
     archived event fails with E_ARCHIVED, which names the file. Keep the files: 'ledger verify --archive' checks them.
 
     After an interruption, run the command again. Versions of Holdfast without this command cannot use the store any
@@ -77,9 +77,9 @@ def audit_archive(
 ) -> None:
     """Move the first entries of an audit trail on a server to files in DIR.
 
-    Each file is a segment: JSON lines as in the trail of a repository in plain files, named by the entries that it has.
-    The chain is verified first. Once a segment is on disk, its SHA-256 and its last hash are recorded, and the entries
-    are deleted from the server. Keep the files: 'audit --verify --archive' checks them.
+    Each file is a segment: JSON lines, as in a trail in plain files, named after its entries. The chain is verified
+    first. Once a segment is on disk, its SHA-256 and its last hash are recorded, and the entries are deleted from the
+    server. Keep the files: 'audit --verify --archive' checks them.
 
     After an interruption, run the command again. Versions of Holdfast without this command cannot use the store any
     more: upgrade all machines first. An archived store cannot be migrated. A trail in plain files is refused.

@@ -51,7 +51,7 @@ def since_option(context: click.Context, parameter: click.Parameter, value: str 
 )
 @click.option("--verify", is_flag=True, help="Verify the whole chain; E_AUDIT_CHAIN_BROKEN names the entry.")
 @click.option("--follow", is_flag=True, help="Keep printing new entries until interrupted.")
-@limit_option("Show the last N entries only.")
+@limit_option("Show only the last N entries.")
 @click.option("--since", metavar="WHEN", callback=since_option, help="Start this long ago (2h), or at this instant.")
 @archive_option
 @repo_option

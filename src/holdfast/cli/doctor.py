@@ -23,7 +23,7 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
 
     Without --fix, nothing is changed. With it, unfinished operations of dead processes are completed, and their
     leftovers are removed. Users' files are never deleted. The status is 0 if there are only notes, otherwise 6. If
-    the server with the records is unavailable, that is a finding, which names the checks that need it.
+    the server with the records is unavailable, a finding says so and names the checks that need it.
 
     \b
     Examples:

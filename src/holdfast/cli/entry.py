@@ -319,7 +319,7 @@ COMMANDS = {
     "metrics": LazyCommand("holdfast.cli.metrics:metrics", "Print metrics for Prometheus."),
     "agent": LazyCommand("holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."),
     "land": LazyCommand("holdfast.cli.landing:land", "Bring the work of a worktree onto a branch."),
-    "landing": LazyCommand("holdfast.cli.landing:group", "The queues of work that waits to land."),
+    "landing": LazyCommand("holdfast.cli.landing:group", "Queues of work waiting to land."),
     "prime": LazyCommand("holdfast.cli.prime:prime", "Print the task of an agent, or the work that it can claim."),
     "issue": LazyCommand("holdfast.cli.issue:group", "Issues: create, list, change, claim and finish them."),
     "dep": LazyCommand("holdfast.cli.dep:group", "Dependencies between issues."),
@@ -370,7 +370,7 @@ EVERYWHERE: list[click.Parameter] = []
 
 for _name, _text in (
     ("quiet", "Print no progress and no warnings."),
-    ("verbose", "Say how long the command took, and add a traceback to unexpected errors."),
+    ("verbose", "Print how long the command took, and add a traceback to unexpected errors."),
 ):
     _flag: Any = {"is_flag": True, "expose_value": False, "callback": _set, "help": _text}
     _names = f"-{_name[0]}", f"--{_name}"

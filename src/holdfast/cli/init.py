@@ -142,7 +142,7 @@ def _report(output: Output, made: Initialised, source: str | None, store: str | 
 @json_option
 @click.pass_obj
 def deinit(output: Output, *, force: bool, repo: str | None) -> None:
-    """Remove Holdfast from a git checkout: its snapshots, records and names. Files, branches and worktrees stay.
+    """Remove Holdfast from a git checkout: its snapshots, references and records. Files, branches and worktrees stay.
 
     A clone that has joined ('holdfast join') leaves the repository: only the records of its own worktrees are removed.
 

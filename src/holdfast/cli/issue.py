@@ -134,7 +134,7 @@ def create(
     the batch may depend on it. Up to 250 issues are created, all or none; on etcd with its default limits, up to 56,
     and fewer with dependencies.
 
-    With --touches, 'claim-next' does not hand it out while an issue that touches the same paths is in progress.
+    With --touches, 'claim-next' does not hand the issue out while one that touches the same paths is in progress.
     Patterns are relative to the top of the repository: 'src/*.py', '**/test_*.py', or a directory and all it contains.
 
     \b
@@ -254,7 +254,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 @click.option("--assignee", metavar="KIND:NAME", help="Set the assignee; 'none' removes it.")
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="Add a label.")
 @click.option("--remove-label", "remove_labels", metavar="LABEL", multiple=True, help="Remove a label.")
-@click.option("--touches", metavar="GLOB", multiple=True, help="Set the paths that the work changes; 'none': unknown.")
+@click.option("--touches", metavar="GLOB", multiple=True, help="Set the paths that it changes; 'none' removes them.")
 @click.option("--context", metavar="KEY=VALUE", multiple=True, help="Set a key; 'KEY=' removes it.")
 @click.option("--increment", metavar="KEY[=N]", multiple=True, help="Increment a number in the context.")
 @click.option("--if-version", metavar="VERSION", help="Fail unless the issue has this version (see 'show').")

@@ -129,7 +129,7 @@ def _print_claimed(
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@ttl_option("Change the ttl: from 100ms to 30d.  [default: as before]")
+@ttl_option("The new ttl, from now: from 100ms to 30d.  [default: unchanged]")
 @view.claim_option
 @view.writing_options
 @click.pass_obj

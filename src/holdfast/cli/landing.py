@@ -222,7 +222,7 @@ def _show_preview(output: Output, worktree: str, found: Preview) -> None:
 group = Group(
     "landing",
     help="""\
-The queues of work that waits to land ('holdfast land'), and the outcomes.
+Queues of work waiting to land ('holdfast land'), and its outcomes.
 
 \b
 Example:
@@ -331,7 +331,7 @@ def retry(
         _conclude(output, landings, entry, wait)
 
 
-@group.command(short_help="Show the output of the check that an entry failed.")
+@group.command(short_help="Show the output of an entry's checks.")
 @click.argument("landing_id", metavar="ID")
 @in_repository
 def log(output: Output, *, landing_id: str, repo: str | None) -> None:

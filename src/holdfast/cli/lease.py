@@ -209,7 +209,7 @@ def status(output: Output, *, repo: str | None, worktree: str | None, name: str 
 @group.command("list", short_help="Show all leases.")
 @options.in_repository
 def list_(output: Output, *, repo: str | None) -> None:
-    """Show the holder of each worktree's lease and of each named one. Changes nothing.
+    """Show the holder of every lease: those of worktrees and named ones. Changes nothing.
 
     \b
     Example:

@@ -14,11 +14,11 @@ from holdfast.cli.repository import open_repository
 @json_option
 @click.pass_obj
 def metrics(output: Output, *, repo: str | None) -> None:
-    """Print metrics of the repository in the text format of Prometheus.
+    """Print metrics of the repository in Prometheus' text format.
 
     Counters of audit entries, snapshots, landings, events and expired leases come from the audit trail and the events
     of issues. The first call reads both from the beginning; later calls on the same machine read only new entries. Each
-    process adds its commits, conflicts and waits for locks when it is done. Gauges show queues, issues, leases, claims
+    process adds its commits, conflicts and waits for locks when it ends. Gauges show queues, issues, leases, claims
     and waiters as they are now. If the store is unusable, the command prints 'holdfast_store_up 0' and exits with
     status 0.
 

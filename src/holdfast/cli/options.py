@@ -90,7 +90,7 @@ archive_option = click.option(
     metavar="FILE",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="Also check what was archived: a segment. Repeat it for all of them.",
+    help="Also check this segment of the archive. Repeatable: name all of them.",
 )
 ignore_touches_option = click.option(
     "--ignore-touches", is_flag=True, help="Also claim an issue that touches the same paths as one in progress."
@@ -259,7 +259,7 @@ def _field(record: Mapping[str, Any], path: str) -> object:
 
 
 def _unknown(path: str, known: Sequence[str] | Mapping[str, Any]) -> UsageFailure:
-    return UsageFailure(f"there is no field {path!r}", hint=f"There are: {', '.join(known)}.", field=path)
+    return UsageFailure(f"there is no field {path!r}", hint=f"The fields are: {', '.join(known)}.", field=path)
 
 
 def _as_text(value: object) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @click.option("--inplace", is_flag=True, help="Replace the content of the worktree.")
 @click.option("--reason", metavar="TEXT", help="With --inplace: the reason. Required and recorded.")
-@click.option("--path", metavar="PATH", help="With --inplace: only this file or directory, relative to the worktree.")
+@click.option("--path", metavar="PATH", help="With --inplace: restore only this path, relative to the worktree.")
 @click.option("--no-snapshot", is_flag=True, help="With --inplace: discard the replaced content.")
 @click.option("--allow-shared", is_flag=True, help="With --inplace: allow a shared worktree. High-risk.")
 @click.option("--force", is_flag=True, help="With --inplace: restore even if processes have files open for writing.")
@@ -62,8 +62,8 @@ def restore(
     because its later writes would be lost.
 
     In a git checkout, the directory stays the same: only files that differ change, and ignored files and branches are
-    not touched. Elsewhere, the directory is exchanged in one step for a new one. A process whose current directory is
-    in the worktree stays in the old one and must enter the new one; the output names such processes.
+    not touched. Elsewhere, a new directory replaces it in one step. A process whose current directory is in the
+    worktree stays in the old one and must enter the new one; the output names such processes.
 
     The restored content is verified against its hashes. If the snapshot is damaged, nothing is restored, and the error
     names the damaged files.
@@ -176,7 +176,7 @@ def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how:
 @click.command()
 @click.argument("snapshot", metavar="ID")
 @click.argument("directory", metavar="DIR")
-@click.option("--path", metavar="PATH", help="Only this file or directory, which becomes DIR.")
+@click.option("--path", metavar="PATH", help="Export only this file or directory, as DIR.")
 @worktree_options
 @with_output
 def export(

@@ -44,7 +44,7 @@ WARNING = "warning: best effort: its files may be from different instants"
     type=click.Choice(ENGINES),
     help=f"How files are captured.  [default: {ENGINE}, else the best available]",
 )
-@click.option("--allow-empty", is_flag=True, help="In a git checkout: take it even if nothing has changed.")
+@click.option("--allow-empty", is_flag=True, help="In a git checkout: take a snapshot even if nothing has changed.")
 @options.worktree_options
 @options.lock_id_option
 @wait_option

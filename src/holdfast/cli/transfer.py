@@ -27,8 +27,8 @@ def push(
 ) -> None:
     """Copy snapshots of a git checkout to REMOTE: each SNAPSHOT that you name, or all of them.
 
-    In a repository with a content store, leave out REMOTE: the content of snapshots that are here is sent to the
-    content store, if it is not there. A snapshot that you name is sent again.
+    In a repository with a content store, leave out REMOTE: the content of local snapshots is sent to the content
+    store, unless it is already there. A snapshot that you name is sent again.
 
     REMOTE is a git remote; by default, that of the checked-out branch, else origin. A snapshot is pushed with the
     commits that it builds on, its note, and the name of its holder: anyone who can read the remote can read them.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--details", is_flag=True, help="Show each lease, claim and lock, its waiters, and how to get it.")
 @options.with_output
 def who(output: Output, *, repo: str | None, data_dir: str | None, details: bool) -> None:
-    """Show one row per agent: its actor, its work and worktree, since when and for how long it holds them, whether it
+    """Show one row per agent: its actor, its work and worktree, when it acquired them and when they expire, whether it
     is alive, how many files it has changed since the last snapshot, and what it waits for.
 
     Anything that needs attention comes first: holders that are dead or about to expire, failed gates, conflicts between

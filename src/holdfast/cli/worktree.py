@@ -246,8 +246,8 @@ def remove(
 
     Teardown commands ('holdfast config') run first. The removal is refused if one fails, while another holder has the
     lease, while processes use the worktree, or while git has locked it ('git worktree lock'); the error says which. It
-    is also refused if the worktree contains another one, or a repository that git does not ignore: no snapshot has its
-    commits and files.
+    is also refused if the worktree contains another one, or a repository that git does not ignore, because no
+    snapshot has its commits and files.
 
     \b
     Examples:

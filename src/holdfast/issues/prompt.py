@@ -81,10 +81,10 @@ def issue_prompt(
     """The prompt for an agent that works on this issue."""
     issue = tracker.issue(issue_id)
     sections = [
-        Section(f"Your work: the issue {issue.id}", 0, _task(issue, workplace)),
+        Section(f"Your work: issue {issue.id}", 0, _task(issue, workplace)),
         Section("Description", 1, quoted(issue.description) if issue.description else []),
-        Section("Further fields", 6, _fields(issue)),
-        Section("What it builds on", 5, list(_dependencies(tracker, issue))),
+        Section("Other fields", 6, _fields(issue)),
+        Section("Dependencies", 5, list(_dependencies(tracker, issue))),
         Section("Earlier attempts", 4, list(_attempts(tracker, issue))),
         Section("Gates", 3, list(_gates(tracker, issue))),
         Section("At the end", 0, _ending(issue, ending, commits=workplace is not None and workplace.isolated)),
@@ -100,10 +100,8 @@ def overview_prompt(tracker: Tracker, *, budget: int = LONGEST_PROMPT) -> Prompt
     own = [each for each in seen if each.state is State.IN_PROGRESS and each.assignee == tracker.actor]
     busy = sum(each.state is State.IN_PROGRESS for each in seen)
     state = f"{len(ready)} ready, {busy} in progress, {len(seen.blocked())} waiting for others."
-    claim = ["Claim the most urgent one: 'holdfast issue claim-next'. Claim a certain one: 'holdfast issue claim ID'."]
-    claim += [
-        "Then 'holdfast prime --issue ID' prints what to do. Without a claim, do not begin: others take work too."
-    ]
+    claim = ["Claim the most urgent one: 'holdfast issue claim-next'. Claim a specific one: 'holdfast issue claim ID'."]
+    claim += ["Then 'holdfast prime --issue ID' prints what to do. Do not begin without a claim: others take work too."]
     sections = [
         Section("Work in this project", 0, [f"Issues: {state}", _QUOTED]),
         Section("Claimed by you", 2, _listed(own[:10])),
@@ -198,9 +196,8 @@ def _attempts(tracker: Tracker, issue: Issue) -> Iterator[str]:
         elif event.type == "issue_claimed" and facts.get("taken_over_from"):
             found.append((event.timestamp, facts["taken_over_from"], "did not finish: the claim expired", None))
         elif event.type == "issue_not_landed":
-            found.append(
-                (event.timestamp, "the landing", f"{facts.get('outcome')}, it was given back", facts.get("reason"))
-            )
+            ended = f"{facts.get('outcome')}; the issue went back to its agent"
+            found.append((event.timestamp, "the landing", ended, facts.get("reason")))
         elif event.type == "gate_failed":
             found.append((event.timestamp, facts.get("updated_by"), f"failed the gate {facts.get('gate_key')}", None))
     for at, who, what, reason in reversed(found):

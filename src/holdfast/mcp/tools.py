@@ -146,6 +146,6 @@ def read(call: Call, uri: str) -> Record:
             return offer.read(call, *given)
     raise NotFound(
         f"there is nothing at {uri[:LONGEST_PART]!a}",
-        hint="There are: " + ", ".join(SCHEME + each.address for each in RESOURCES) + ".",
+        hint="The resources are: " + ", ".join(SCHEME + each.address for each in RESOURCES) + ".",
         uri=uri[:LONGEST_PART],
     )

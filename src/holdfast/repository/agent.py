@@ -394,7 +394,7 @@ def _lease_worktree(
     with quietly():
         lease.beat()
     if not created:
-        note = f"left unsaved before {claimed.claim.assignee} came"
+        note = f"unsaved when {claimed.claim.assignee} claimed the issue"
         _capture(repository, lease, note, options.consistency)
     prepare(repository, name, lease)
     return lease, created

@@ -38,7 +38,7 @@ class AwaitedHolding(NamedTuple):
 
 
 class AgentRow(NamedTuple):
-    """An agent: its actor, work and worktree, since when and for how long it holds them, and whether it is alive.
+    """An agent: its actor, work and worktree, when it acquired them and when they expire, and whether it is alive.
     `time_left` is the shortest of its leases and claims. `changed_files` counts the changes since the last snapshot;
     None if they were not counted."""
 

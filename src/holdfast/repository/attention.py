@@ -228,5 +228,5 @@ def _queues(situation: Situation) -> Iterator[Attention]:
     waiting = [each for each in issues if each.state in rules.WAITING]
     moving = any(each.state not in (*rules.WAITING, *rules.FINISHED) for each in issues)
     if waiting and not moving and all(rules.open_dependencies(each, issues.lookup) for each in waiting):
-        message = f"no issue can be claimed: all that are left ({len(waiting)}) wait for others"
+        message = f"no issue can be claimed: all {len(waiting)} that are left wait for others"
         yield Attention("queue", "issues", message, "holdfast blocked")

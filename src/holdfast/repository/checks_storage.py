@@ -180,7 +180,7 @@ def _give(root: Path, paths: list[str], owner: int, group: int) -> None:
     """Give files and directories to an owner and a group. Skip files with other hard links: they may not be ours."""
     for each in paths:
         path = root / each
-        with failing_to("give away", path), Directory.open(root) as top:
+        with failing_to("change the owner of", path), Directory.open(root) as top:
             parent, _, name = each.rpartition("/")
             directory = top.beneath(parent) if parent else top
             with directory, opened(name, _EXAMINE, dir_fd=directory.fd) as descriptor:
@@ -196,7 +196,7 @@ def _open_to(own: os.stat_result) -> int:
 
 
 def _close(path: Path) -> None:
-    with Directory.open(path) as directory, failing_to("close to others", path):
+    with Directory.open(path) as directory, failing_to("restrict access to", path):
         descriptor = directory.fd or 0
         own = calls.fstat(descriptor)
         calls.chmod(descriptor, stat.S_IMODE(own.st_mode) & ~_open_to(own))
@@ -260,7 +260,7 @@ def disk(examination: Examination) -> Iterator[Finding]:
     try:
         left = calls.free_space(root)
     except OSError as error:
-        raise io_failure("look at", root, error) from error
+        raise io_failure("examine", root, error) from error
     if left < LARGE * LARGE_BYTES:
         message = f"the disk of the repository is full: {left >> 10} KiB are left"
         yield findings.of("disk-full", str(root), message, bytes_left=left)

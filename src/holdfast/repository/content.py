@@ -139,7 +139,7 @@ class Contents:
     def chunk_list(self, content: str) -> ChunkList:
         found = CHUNK_LIST.decode(self.chunks([content])[content], f"the chunk list {content}")
         if found.schema_version != 1:
-            raise Corrupt(f"the chunk list {content} has version {found.schema_version}, which is not known here")
+            raise Corrupt(f"the chunk list {content} has the unknown version {found.schema_version}")
         return found
 
     def fetch(self, snapshot_id: str) -> None:

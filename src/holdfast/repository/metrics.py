@@ -1,7 +1,7 @@
 """Figures about a repository for monitoring, in Prometheus' text format.
 
 Gauges show the records as they are. Counters count the entries of the audit trail and the events of issues, and what
-processes have added when they were done. A cache keeps the counts, so a call reads only new entries. Without it,
+processes added when they ended. A cache keeps the counts, so a call reads only new entries. Without it,
 everything is counted again. At worst, a counter restarts from zero, which Prometheus expects.
 """
 
@@ -230,7 +230,7 @@ def _of_records(repository: Repository) -> Iterator[Metric]:
     yield _by("gauge", "worktrees", "Worktrees, by the clone that has the directory.", "clone", clones)
     yield _gauge("snapshots", "Snapshots that are kept.", sum(1 for _ in store.scan(DESCRIPTORS)))
     queues = {name: len(document.record.queue) for name, document in store.scan(TARGETS)}
-    yield _by("gauge", "landing_queue", "Work that waits to land, by target.", "target", queues)
+    yield _by("gauge", "landing_queue", "Work waiting to land, by target.", "target", queues)
     try:
         place = tracker_of(repository.root)
         issues = Tracker(store if place == repository.root else open_store(place), actor=ACTOR, root=place).summaries()
@@ -262,7 +262,7 @@ def _of_holdings(repository: Repository) -> Iterator[Metric]:
 
 
 def _of_processes(root: Path) -> Iterator[Metric]:
-    """The figures that processes added to the records of their machines when they were done."""
+    """The figures that processes added to the records of their machines when they ended."""
     found, place = saved_statistics(root), root
     with contextlib.suppress(NotInitialised):
         place = tracker_of(root)

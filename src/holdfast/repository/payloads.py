@@ -505,7 +505,7 @@ def is_abandoned(path: Path) -> bool:
     except (FileNotFoundError, NotFound):
         return entry_exists(path)  # its process died, or is about to lock it, or to remove it
     except OSError as error:
-        raise io_failure("look at", path / LOCK, error) from error
+        raise io_failure("examine", path / LOCK, error) from error
 
 
 def _intent_of(path: Path) -> ScratchIntent | None:

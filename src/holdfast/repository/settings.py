@@ -30,18 +30,18 @@ PARALLEL, INPUTS, ENFORCE_TOUCHES = "land.parallel", "land.inputs", "land.enforc
 PUSH = "land.push"
 APPROVED = (SETUP, TEARDOWN, DIRECTORY, CHECKS)  # they run programs, or say where to write
 DESCRIPTIONS = {
-    SETUP: "Commands that are run once in a new worktree, such as 'uv sync'.",
+    SETUP: "Commands to run once in a new worktree, such as 'uv sync'.",
     COPY: "Files of main to copy into a new worktree, as patterns: '.env', 'config/*.local', '**/.env'.",
-    TEARDOWN: "Commands that are run in a worktree before it is removed.",
-    PORTS: "How many port numbers each worktree has for itself, and the first number to use: '10 20000'.",
+    TEARDOWN: "Commands to run in a worktree before it is removed.",
+    PORTS: "How many port numbers to reserve for each worktree, and the first number to use: '10 20000'.",
     DIRECTORY: "Where to create worktrees, relative to the checkout: '../agents'. [default: <checkout>.worktrees]",
     CHECKS: "Commands that a commit must pass before it lands, such as 'make test'.",
     CHECK_TIMEOUT: "How long each of these checks may take. [default: 1h]",
     BATCH: "How many entries of the landing queue are tested together at first. [default: 8]",
     PARALLEL: "How many candidates are tested at the same time. [default: 1]",
-    INPUTS: "Files, as patterns, whose change makes worktree.setup run again before checks. [default: lock files]",
+    INPUTS: "Patterns of files: if one changes, worktree.setup runs again before checks. [default: lock files]",
     PUSH: "The remote whose branch work lands on, such as 'origin'. [default: the local branch]",
-    ENFORCE_TOUCHES: "Whether landing refuses work that changes paths that its issue does not touch: 'true'.",
+    ENFORCE_TOUCHES: "'true' makes landing refuse work that changes paths outside its issue's --touches.",
 }
 FIRST_PORT, LAST_PORT = 20_000, 65_535
 MOST_PARALLEL, MOST_IN_BATCH = 64, 1000
@@ -160,7 +160,8 @@ def _text(key: str, command: str) -> str:
 
 def _field(key: str) -> str:
     if key not in _PARSERS:
-        raise UsageFailure(f"there is no setting {key!r}", hint=f"There are: {', '.join(_PARSERS)}.", setting=key)
+        known = f"The settings are: {', '.join(_PARSERS)}."
+        raise UsageFailure(f"there is no setting {key!r}", hint=known, setting=key)
     return key.partition(".")[2]
 
 

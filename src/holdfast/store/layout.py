@@ -304,7 +304,7 @@ class _KeptDirectory(Directory):
             self.identity = None if self.fd is None else _identity(calls.fstat(self.fd))
         except OSError as error:
             self.close()
-            raise io_failure("look at", self.shown, error) from error
+            raise io_failure("examine", self.shown, error) from error
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

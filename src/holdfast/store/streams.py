@@ -414,7 +414,7 @@ def _on_one_file_system(one: Directory, other: Directory) -> bool:
     try:
         return calls.fstat(one.fd).st_dev == calls.fstat(other.fd).st_dev
     except OSError as error:
-        raise io_failure("look at", one.shown, error) from error
+        raise io_failure("examine", one.shown, error) from error
 
 
 def _sync_file_system(directory: Directory) -> None:

@@ -96,7 +96,7 @@ def _list(walker: TreeWalker, path: str) -> list[tuple[str, bool]] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise io_failure("look at", shown(walker.where(_inside(path))), error) from error
+        raise io_failure("examine", shown(walker.where(_inside(path))), error) from error
 
 
 def _excess(walker: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
@@ -297,7 +297,7 @@ def _count(tree: Path, last_needed: dict[bytes, int], turn: int, freed: _Freed) 
                 except FileNotFoundError:
                     continue
                 except OSError as error:
-                    raise io_failure("look at", walker.where(shown(path)), error) from error
+                    raise io_failure("examine", walker.where(shown(path)), error) from error
                 until[path] = last
     except NotFound:
         return

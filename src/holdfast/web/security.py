@@ -70,9 +70,9 @@ class Places:
     def refusal(self, client: str) -> Refusal | None:
         """Why there is no place for this client."""
         if self._taken[client] >= self._each:
-            return Refusal(429, "too much is open at this address: close some pages, or try again in a moment")
+            return Refusal(429, "this address has too many requests open: close some pages, or try again in a moment")
         if self._taken.total() >= self._total:
-            return Refusal(503, "the server is busy with others: try again in a moment")
+            return Refusal(503, "the server is busy with other clients: try again in a moment")
         return None
 
     @contextlib.contextmanager
