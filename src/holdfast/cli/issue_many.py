@@ -127,7 +127,7 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
     fixed = [each for each in before if finding_to_json(each) not in remaining]
     record: dict[str, Any] = {"findings": remaining, "fixed": [finding_to_json(each) for each in fixed]}
     if left and output.as_json:
-        raise Corrupt(f"the tracker has {counted(len(left), 'problem')}", **record)
+        raise Corrupt(f"the tracker has {counted(len(left), 'finding')}", **record)
     lines = [line for each in fixed for line in _finding_lines("fixed", each)]
     lines += [line for each in left for line in _finding_lines("found", each)]
     output.result(record, lines or ["no findings"])

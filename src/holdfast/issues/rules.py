@@ -451,7 +451,7 @@ class IssueSet(Generic[Listed]):
         return list(self.by_urgency(assignee))
 
     def by_urgency(self, assignee: str | None = None) -> Iterator[Listed]:
-        """The same, each found when it is asked for."""
+        """The same, one at a time, as they are asked for."""
         found = filter(None, map(self.issues.get, self._order()))
         return (issue for issue in found if self.is_available(issue, assignee))
 

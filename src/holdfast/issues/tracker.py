@@ -238,7 +238,7 @@ class Tracker:
         return self.store.entries(EVENTS, after=after)
 
     def newest_events(self) -> Iterator[Entry[IssueEvent]]:
-        """All events, the newest first. The cost follows how many are used."""
+        """All events, newest first. The cost grows with the number used."""
         return newest_first(self.store, EVENTS)
 
     def newest_events_of(self, issue_id: str) -> Iterator[Entry[IssueEvent]]:

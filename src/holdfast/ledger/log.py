@@ -314,7 +314,7 @@ class Ledger:
             yield from self.events(after=archived.last, until=until)
 
     def newest(self) -> Iterator[Recorded]:
-        """All events, the newest first. The cost follows how many are used. `Archived` at those that are archived."""
+        """All events, newest first. The cost grows with the number used. `Archived` if it comes to an archived one."""
         return (Recorded(*each) for each in newest_first(self.store, EVENTS, end=self.sequence))
 
     def read(self, sequence: int) -> Recorded:

@@ -54,7 +54,7 @@ _RESTORE = (
 )
 _LOST = f"Keep a copy of it. {_RESTORE}"
 _WRONG_NAME = (
-    "No reader reads it. If it was meant to be an event, append its content again "
+    "Readers ignore it. If it was meant to be an event, append its content again "
     "('holdfast ledger append'); then move the file away."
 )
 _FORM = "Other programs may understand it differently. Find out which program wrote this invalid event."

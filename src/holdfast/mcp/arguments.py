@@ -28,7 +28,7 @@ Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Duration = Annotated[str, Meta(max_length=32, pattern=r"^[0-9a-z.]+$")]
 
 Worktree = Annotated[Name | None, _about("The worktree. Default: the one around the project directory, else main.")]
-LockId = Annotated[Name | None, _about("The id of a lease from elsewhere, not from take_lease. Rarely needed.")]
+LockId = Annotated[Name | None, _about("The id of a lease acquired elsewhere, not with take_lease. Rarely needed.")]
 
 
 class Arguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -75,8 +75,8 @@ class Restore(Arguments):
 
 class ReadHistory(Arguments):
     worktree: Worktree = None
-    limit: Annotated[int, Meta(ge=1, le=1000, description="The newest N.")] = 20
-    all_worktrees: Annotated[bool, _about("All snapshots of all worktrees.")] = False
+    limit: Annotated[int, Meta(ge=1, le=1000, description="Show the newest N.")] = 20
+    all_worktrees: Annotated[bool, _about("Show the snapshots of all worktrees.")] = False
 
 
 class ClaimNextWork(Arguments):
@@ -104,7 +104,7 @@ class AppendToLedger(Arguments):
     event: Annotated[
         dict[str, Any], _about('The event: an object with a "type", such as {"type": "note", "text": "..."}.')
     ]
-    if_sequence: Annotated[Annotated[int, Meta(ge=0)] | None, _about("Only if the ledger is at this sequence.")] = None
+    if_sequence: Annotated[Annotated[int, Meta(ge=0)] | None, _about("Append only at this sequence.")] = None
 
 
 class AddWork(Arguments):

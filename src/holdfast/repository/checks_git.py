@@ -112,8 +112,8 @@ def _worktrees(home: GitHome, examination: Examination) -> Iterator[Finding]:
 
 
 def _branches_to_land_on(home: GitHome, examination: Examination) -> Iterator[Finding]:
-    """Local branches that are gone while work is queued for them. A branch may go once its queue is empty, so the queue
-    is read again afterwards."""
+    """Local branches that are gone while work is queued for them. A branch may be deleted once its queue is empty, so
+    the queue is read again afterwards."""
     store = examination.context.store
     for name, document in store.scan(TARGETS):
         branch = document.record.branch

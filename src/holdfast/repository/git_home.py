@@ -181,7 +181,7 @@ class GitHome(GitSnapshots):
     def discard(self, operation: Operation) -> None:
         """Remove the worktree that git may have begun to create, and its branch if that is still where it started.
 
-        Does nothing anywhere but where a worktree of this name is created: the record does not choose what is deleted.
+        Acts only where a worktree of this name is created: the record does not choose what is deleted.
         """
         from holdfast.trees.walker import remove_tree
 
@@ -202,7 +202,7 @@ class GitHome(GitSnapshots):
             self._forget_branch(f"{work.branch}", f"{work.commit}")
 
     def _forget_branch(self, branch: str, commit: str) -> None:
-        """Delete a branch that is at a commit, unless it is checked out, or alone has this commit."""
+        """Delete a branch that is at a commit, unless it is checked out or no other reference reaches the commit."""
         with contextlib.suppress(GitFailed, NotFound, Refused):
             linked.unlock(self.git, f"refs/heads/{branch}")
             having = self.git.run("for-each-ref", "--count=2", f"--contains={commit}").splitlines()

@@ -381,8 +381,8 @@ class Repository:
         return AuditReader(self.context.store, self.context.trail, verified=verified, last=last)
 
     def newest_audit_entries(self) -> Iterator[AuditEntry]:
-        """The entries of the audit trail, the newest first. The cost follows how many are used. `Archived` at those
-        that are archived."""
+        """The entries of the audit trail, newest first. The cost grows with the number used. Raises `Archived` when
+        it comes to an archived entry."""
         return (each.record for each in newest_first(self.context.store, self.context.trail.stream))
 
     def archive_audit(

@@ -22,8 +22,8 @@ Several agents and people work in this repository at the same time. Holdfast kee
   the id to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them if your shell
   forgets variables. `holdfast lease renew` before it expires; `holdfast lease release` when you are done.
   Or do it all with one command: `holdfast run --worktree NAME --snapshot -- COMMAND`.
-- For a directory of your own: `holdfast worktree create NAME --from head` (without `--from` it is empty),
-  then `cd "$(holdfast worktree path NAME)"`.
+- For a directory of your own: `holdfast worktree create NAME --from head` (without `--from`, it is empty
+  or, in a git checkout, starts at the tip of the branch), then `cd "$(holdfast worktree path NAME)"`.
 - Take a snapshot of your work: `holdfast snapshot -m "what changed"`. Nobody can overwrite a snapshot.
 - Take work from the queue instead of choosing it: `holdfast issue claim-next` prints the id of your claim.
   Pass it on (`--claim`, or `HOLDFAST_CLAIM_ID`) when you are done: `holdfast issue finish ID`; or give the

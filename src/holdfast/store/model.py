@@ -676,7 +676,7 @@ _FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
 
 
 def newest_first(store: Store, stream: Stream[Record], *, end: int | None = None) -> Iterator[Entry[Record]]:
-    """The entries of a stream up to `end`, the newest first, in blocks that grow: so the cost follows what is used.
+    """The entries of a stream up to `end`, newest first, in growing blocks: the cost grows with the number used.
     Numbered files need the `end`. Raises `Archived` when it comes to an archived entry."""
     count, last = _FIRST_BLOCK, math.inf if end is None else end
     while last > 0:

@@ -39,7 +39,7 @@ from holdfast.store.served import TIMEOUT, TimeLimit, require_version
 Answer = TypeVar("Answer")
 
 MOST_IDLE = 4
-SPARE = 2.0  # seconds until a connection that only simultaneous uses needed is closed, when another one is next used
+SPARE = 2.0  # seconds that a connection may lie idle while another is used; then it is closed
 _DISTRIBUTED = ("CockroachDB", "-YB-")
 """Substrings of `version()` of distributed databases. Each node has its own clock, and few support notifications."""
 

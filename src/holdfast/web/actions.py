@@ -18,7 +18,7 @@ from holdfast.locks.identity import calling_agent
 from holdfast.web.layout import SHORT, path_of
 from holdfast.web.workspaces import AUDIT, ISSUES, LANDING, Workspace
 
-PURPOSE, BREAKING = "claimed in the browser", "break an expired lease"
+PURPOSE, BREAKING = "claimed in the browser", "release an expired lease"
 TOPICS = (ISSUES, AUDIT, LANDING)
 """The records that an action may have changed: pages that show them are read again."""
 

@@ -22,7 +22,7 @@ from holdfast.web.workspaces import Workspace
 
 MOST_ISSUES, MOST_OTHERS = 1_000, 200  # of worktrees and of entries of queues
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""A file contains its style; scripts, pictures and requests stay impossible."""
+"""The file contains its style; scripts, pictures and requests are blocked."""
 
 
 def export_pages(workspaces: Sequence[Workspace], path: Path) -> int:

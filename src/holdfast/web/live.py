@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.store.model import Watch
     from holdfast.web.workspaces import Workspace
 
-LOOK_UP = 5.0  # seconds after which a waiting thread looks whether it should end
+LOOK_UP = 5.0  # seconds after which a waiting thread checks whether it should end
 SETTLE, MOST_SETTLE = 0.05, 0.3  # one commit is reported several times: at its intent, its parts, and its end
 TRY_AGAIN = 5.0  # after a store was unavailable
 HEARTBEAT = 15.0  # seconds between two heartbeats, which also reveal clients that are gone
@@ -101,7 +101,7 @@ class Live:
                 self._ended.wait(TRY_AGAIN)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events for one browser, until it goes away. The first tells which changes it may have missed."""
+        """The events for one browser, until it disconnects. The first says which changes it may have missed."""
         self._loop = asyncio.get_running_loop()
         queue: asyncio.Queue[bytes] = asyncio.Queue(MOST_PENDING)
         self._queues.add(queue)
@@ -117,8 +117,7 @@ class Live:
 
 
 def _settle(watch: Watch, changed: Callable[[], None]) -> None:
-    """Note a change at once, so that a page that is requested now shows it; then wait, not long, until no more of it is
-    reported."""
+    """Note a change at once, so that a page requested now shows it; then wait briefly until no more is reported."""
     changed()
     end = time.monotonic() + MOST_SETTLE
     while time.monotonic() < end and watch.wait(SETTLE):

@@ -61,14 +61,14 @@ class Refusal(NamedTuple):
 
 
 class Places:
-    """Places for what is served at once. One client has at most `each`, and leaves the others of `total` to others."""
+    """Places for what is served at once: `total` for all clients, and at most `each` of them for one."""
 
     def __init__(self, total: int, each: int) -> None:
         self._total, self._each = total, each
         self._taken: Counter[str] = Counter()
 
     def refusal(self, client: str) -> Refusal | None:
-        """Why there is no place for this client."""
+        """The refusal if there is no place for this client."""
         if self._taken[client] >= self._each:
             return Refusal(429, "this address has too many requests open: close some pages, or try again in a moment")
         if self._taken.total() >= self._total:
@@ -300,7 +300,7 @@ def check_length(request: Arrived) -> Refusal | None:
 
 
 def check_places(request: Arrived) -> Refusal | None:
-    """One client leaves places to others, and all of them together cannot overload the server."""
+    """No client takes all places, and all clients together cannot overload the server."""
     return request.access.places(request.path).refusal(request.client)
 
 

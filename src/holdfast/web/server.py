@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HEADER_TIME, SEND_TIME = 10.0, 30.0  # seconds that a client has to send the head of a request, and to take a block
-MOST_CONNECTIONS, CONNECTIONS_EACH = 512, 128  # more than there are places for requests: one too many is waiting
+MOST_CONNECTIONS, CONNECTIONS_EACH = 512, 128  # more than places for requests: a surplus one is waiting
 LARGEST_HEAD = 32 << 10
 KEEP_ALIVE = 15
 
@@ -36,9 +36,9 @@ class ServerOptions(NamedTuple):
 
 
 class _ImpatientProtocol(H11Protocol):
-    """Drops a client that is slow: the head of each request has `HEADER_TIME` to arrive, after at most `KEEP_ALIVE`
-    without one, and what was sent has `SEND_TIME` to be read. Of too many connections, of one client or of all, it
-    drops the one that would soonest be dropped for this."""
+    """Drops a slow client: the head of each request has `HEADER_TIME` to arrive, after at most `KEEP_ALIVE` of idling,
+    and what was sent has `SEND_TIME` to be read. If a client, or all clients together, have too many connections, the
+    one that is due to be dropped first goes."""
 
     _waiting: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -87,7 +87,7 @@ class _ImpatientProtocol(H11Protocol):
         return self.transport.is_closing()
 
     def dropped_at(self) -> float:
-        """When it is dropped if nothing arrives, by the clock of the loop."""
+        """The instant at which it is dropped if nothing arrives, by the clock of the loop."""
         return math.inf if self._waiting is None else self._waiting.when()
 
     def _wait_for_head(self) -> None:

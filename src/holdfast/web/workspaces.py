@@ -133,7 +133,7 @@ class Workspace:
         return known if ISSUES in self._watched and count == self._counts[ISSUES] else None
 
     def remembered(self, name: str, make: Callable[[], Html]) -> tuple[Html, bool]:
-        """An answer, and whether it was found out just now. Of several that ask at once, one finds it out."""
+        """An answer, and whether it was computed just now. Of several concurrent callers, one computes it."""
         with self._lock:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
@@ -159,8 +159,8 @@ class Workspace:
     # --- Watching ----------------------------------------------------------------------------------
 
     def watches(self) -> dict[str, OpenWatch]:
-        """The records whose changes the pages follow, by topic. To watch creates nothing, and records that do not exist
-        yet are watched too: a watch reports when somebody creates them."""
+        """The records whose changes the pages follow, by topic. Watching creates nothing, and records that do not exist
+        yet are watched too: a watch reports their creation."""
         watches: dict[str, OpenWatch] = {ISSUES: self._watch_issues, LEDGER: self._watch_ledger}
         if calls.exists(self.root / ".jvs"):
             watches[AUDIT] = self._watch_audit

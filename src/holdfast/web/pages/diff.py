@@ -150,7 +150,7 @@ def _starts(line: str) -> tuple[int, int]:
 
 
 class _Limits:
-    """The number of characters that the page may still show and colour; a line counts as some more."""
+    """The number of characters that the page may still show and colour; each line counts for a few extra."""
 
     def __init__(self) -> None:
         self.shown, self._coloured = MOST_SHOWN, MOST_COLOURED

@@ -52,7 +52,7 @@ def issue_page(asked: PageRequest) -> Page:
         left = None if claim is None else claim.time_left(tracker.transactions.moment(), for_others=True)
         gates, runs = tracker.gates.all(), tracker.gates.runs(found) if issue.gates_required else []
         events = list(islice(tracker.newest_events_of(found), MOST_EVENTS))[::-1]
-    described = h("div", issue.description, class_="prose") if issue.description else h("p", "No text.", class_="dim")
+    described = h("div", issue.description, class_="prose") if issue.description else h("p", "None.", class_="dim")
     main = join(
         section("Description", described),
         _gates_part(asked, issue, gates, runs),
@@ -69,7 +69,7 @@ def issue_page(asked: PageRequest) -> Page:
         _dependency_part(workspace, issue, near, [each for each in dependents if each is not None]),
         _actions_part(asked, issue, state, claim, left) if asked.writable else None,
     )
-    body = h("div", h("div", main, class_="main-column"), h("aside", side, aria_label="Facts"), class_="two-columns")
+    body = h("div", h("div", main, class_="main-column"), h("aside", side, aria_label="Details"), class_="two-columns")
     lead = join(state_mark(state), " ", h("code", issue.id, class_="id"))
     return Page(issue.title, "board", body, f"holdfast issue show {found[:SHORT]}", lead)
 
@@ -107,7 +107,7 @@ def _facts_part(asked: PageRequest, issue: Issue, state: State, claim: IssueClai
             ("Purpose", claim.purpose),
         ]
     pairs += [(name, shortened(value, 300)) for name, value in issue.context.items()]
-    return section("Facts", facts(pairs))
+    return section("Details", facts(pairs))
 
 
 def _dependency_part(

@@ -275,7 +275,7 @@ def run_page(asked: PageRequest) -> Page:
     ]
     log = lazy(asked, "run-log", "…", name=run.run_id, tag="pre", class_="log")
     body = join(h("div", facts(pairs), class_="panel"), section("Log", log))
-    return Page("Run of checks", "landing", body, f"holdfast landing log {run.landing_id}")
+    return Page("Check run", "landing", body, f"holdfast landing log {run.landing_id}")
 
 
 def run_log_part(asked: PageRequest) -> Html:

@@ -58,7 +58,7 @@ def ledger_page(asked: PageRequest) -> Page:
         _soundness(asked, last),
         section(
             "Claims",
-            table(("Node", "Owner", "Since", "Time left"), claims, label="Claims", folds=True),
+            table(("Node", "Actor", "Since", "Time left"), claims, label="Claims", folds=True),
             count=len(claims),
         )
         if claims
@@ -109,9 +109,9 @@ def ledger_check_part(asked: PageRequest) -> Html:
     with asked.workspace.ledger() as opened:
         report = opened.verify()
     if not report.findings:
-        return notice("good", f"✓ Verified: {counted(report.events, 'event')}, no problem.")
+        return notice("good", f"✓ Verified: {counted(report.events, 'event')}, no findings.")
     return join(
-        notice("bad", f"✗ {counted(len(report.findings), 'problem')} found."),
+        notice("bad", f"✗ {counted(len(report.findings), 'finding')}."),
         [h("p", each.message) for each in report.findings[:50]],
     )
 

@@ -1,7 +1,7 @@
 """The timeline: one lane per worktree, issue and node, with its holders, and what was held at a chosen instant.
 
-To show an instant, however old, all events are folded; only what the page shows is kept in memory. Without one, the
-last events are: those of the time that is shown, but at least `RECENT` of each kind.
+To show an instant, however old, all events are folded; only what the page shows is kept in memory. Without one,
+only the last events are: those of the time shown, but at least `RECENT` of each kind.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def timeline_page(asked: PageRequest) -> Page:
 
 
 def _window(now: float, cursor: float | None, length: float) -> tuple[float, float]:
-    """The time that the picture shows: the last, or around the cursor if that is earlier."""
+    """The time shown: the latest, or around the cursor if that is earlier."""
     end = now if cursor is None or cursor > now - length else min(now, cursor + length / 2)
     return end - length, end
 

@@ -61,7 +61,7 @@ def _row(asked: PageRequest, state: WorktreeState) -> list[Child]:
     if lease is not None:
         who, left = lease.lease.actor or lease.lease.holder_id, time_left(lease.time_left, asked.now)
         if asked.writable and lease.expired:
-            broken = action_form(asked, "break-lease", "Break the expired lease", worktree=config.worktree_id)
+            broken = action_form(asked, "break-lease", "Release the expired lease", worktree=config.worktree_id)
     branch = config.git.branch if config.git else None
     head = config.head_snapshot_id
     return [

@@ -82,7 +82,7 @@ async function refresh() {
   try {
     const answer = await ask(location.href);
     if (answer.status === 401) {
-      say("The server was started again. Open the address that it printed.");
+      say("The server was restarted. Open the address that it printed.");
       return;
     }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
