@@ -174,7 +174,7 @@ class SummaryState:
         self._new: set[str] = set()  # issues that were not looked up in the lists yet
         self.changed: set[str] = set()  # since the second file was written
         self.is_sorted = True
-        self._order: UrgencyOrder | None = None  # of the unfinished issues, once it was asked for
+        self._order: UrgencyOrder | None = None  # of the unfinished issues, made on first use
 
     @classmethod
     def decoded(cls, content: bytes, store: str, read_second: Callable[[], bytes]) -> SummaryState | None:

@@ -223,7 +223,7 @@ class Assignment:
             entry = landings.wait(entry.landing_id, wait=wait)
         except LandingPending:
             pass
-        except Failure as failure:  # nothing can land now, such as on a full disk: the work stays queued
+        except Failure as failure:  # nothing can land now (a full disk, say): the work stays queued
             landings.tell(f"{failure.message}. {failure.hint}")
         issue = self._tracker.issue(self.issue.id)
         succeeded = entry.is_open or entry.landed_as is not None

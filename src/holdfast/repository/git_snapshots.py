@@ -181,7 +181,7 @@ class GitSnapshots(Home):
         """Nothing to do: git's next garbage collection deletes what no reference reaches."""
 
     def reclaimable(self, snapshot_ids: Sequence[str]) -> list[int]:
-        stored = commits.refs(self.git)  # their commits: a reference may go meanwhile
+        stored = commits.refs(self.git)  # their commits: a reference may be deleted meanwhile
         here = [stored[each] for each in snapshot_ids if each in stored]  # another clone has the others
         kept = [stored[each] for each in sorted(stored.keys() - set(snapshot_ids))]
         sizes = contents.reclaimable_sizes(self.git, here, kept)

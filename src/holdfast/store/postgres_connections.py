@@ -182,7 +182,7 @@ class Connections:
             connection.close()
             return
         connection.idle_since = time.monotonic()
-        self._idle.append(connection)  # the last one is taken first, so the first one is the spare one
+        self._idle.append(connection)  # the last one is taken first, so the first one is spare
         with contextlib.suppress(IndexError):
             if self._idle[0].idle_since < connection.idle_since - SPARE:
                 self._idle.pop(0).close()

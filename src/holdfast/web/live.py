@@ -41,7 +41,7 @@ class Live:
         self._holders: list[ChangeWatcher] = []
         self._queues: set[asyncio.Queue[bytes]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed_at: dict[str, float] = {}  # when browsers were last told of a workspace
+        self._changed_at: dict[str, float] = {}  # when browsers were last told of a change
 
     def start(self) -> None:
         """Begin to watch; each kind of records of each workspace has a thread of its own."""
