@@ -75,10 +75,10 @@ def test_the_help_names_the_limits_of_a_ttl() -> None:
         assert limits in " ".join(holdfast(*command.split(), "--help").stdout.split()), command
 
 
-def test_one_problem_is_not_a_plural(tmp_path: Path) -> None:
+def test_one_finding_is_not_a_plural(tmp_path: Path) -> None:
     holdfast("issue", "init", cwd=tmp_path)
     issues = [holdfast("issue", "create", "x", "--field", "id", cwd=tmp_path).stdout.strip() for _ in range(2)]
-    for count, noun in ((1, "1 problem"), (2, "2 problems")):
+    for count, noun in ((1, "1 finding"), (2, "2 findings")):
         (tmp_path / f".jit/issues/{issues[count - 1]}.json").write_text("{")
         assert error(holdfast("issue", "validate", "--json", cwd=tmp_path))["message"] == f"the tracker has {noun}"
 
