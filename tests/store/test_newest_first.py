@@ -22,6 +22,7 @@ from holdfast.issues.prompt import Ending, issue_prompt
 from holdfast.repository.init import initialise
 from holdfast.repository.ledgers import init_ledger, open_ledger
 from holdfast.repository.opening import open_tracker
+from holdfast.repository.timeline import HeldSpan
 from holdfast.store import model
 from holdfast.store.files import FileStore
 from holdfast.store.lines import MOVED, Waiting
@@ -31,7 +32,8 @@ from holdfast.store.open import open_address
 from holdfast.testing.backend import EVENTS, Event
 from holdfast.web.contents import PAGES
 from holdfast.web.layout import PageRequest
-from holdfast.web.workspaces import WorkspaceSettings, workspaces_of
+from holdfast.web.pages import timeline
+from holdfast.web.workspaces import Workspace, WorkspaceSettings, workspaces_of
 from tests.issues.trackers import claim_id_of
 
 MANY, FEW = 3000, 800  # the entries of a stream, and the most that may be read to show one
@@ -184,3 +186,26 @@ def test_the_timeline_reads_the_last_events_unless_an_instant_is_chosen(
     monkeypatch.setattr("holdfast.web.pages.timeline.RECENT", 50)
     page(root, "timeline")
     assert 100 <= len(read) <= 2 * FEW
+
+
+@pytest.mark.parametrize("spans", [timeline._of_issues, timeline._of_nodes])
+def test_to_show_an_instant_the_timeline_keeps_no_events(
+    scratch: Path, read: list[int], spans: Callable[[Workspace, float | None], Iterator[HeldSpan]]
+) -> None:
+    """It has the first span before it has read more than a few of them."""
+    initialise(scratch)
+    tracker = open_tracker(scratch, actor="human:ada")
+    tracker.initialise()
+    claimed = tracker.claims.claim(
+        tracker.create(NewIssue(title="Mend the sail")).id, tracker.claims.request("agent:a")
+    )
+    tracker.claims.release(claimed.issue.id, claim_id_of(claimed))
+    append_many(tracker.store, ISSUE_EVENTS, [IGNORED] * MANY, together=1000)
+    with contextlib.closing(init_ledger(scratch)) as opened:
+        with opened.claims.claim("1.2", "agent:a"):
+            pass
+        opened.ledger.append_many([{"type": "measured"}] * MANY)
+    (workspace,) = workspaces_of([scratch], WorkspaceSettings("human:ada", None, scratch))
+    read.clear()
+    found = spans(workspace, None)
+    assert (next(found).who, len(read) <= FEW) == ("agent:a", True)
