@@ -324,7 +324,7 @@ def _output(
     for pause in (*_PAUSES, None):
         words, environment = [*command, *arguments], _environment() | variables
         ended = _completed(words, directory, environment, content or b"", inherited, umask)
-        if pause is None or _HALF_ADDED not in ended.said:
+        if pause is None or not ended.status or _HALF_ADDED not in ended.said:
             break
         time.sleep(pause)
     if ended.status:
