@@ -100,6 +100,22 @@ def test_a_worktree_that_another_git_is_adding_does_not_end_a_command(checkout: 
         assert running.result() == ours.run("rev-list", "--all")
 
 
+def test_a_command_that_succeeded_is_not_repeated(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it said: a hook that it ran may have met the half-added worktree."""
+    real = shutil.which("git")
+    said = "echo 'fatal: bad object worktrees/other/HEAD' >&2"
+    told = write(tmp_path / "bin/git", f'#!/bin/sh\necho "$*" >> {tmp_path}/ran\n{said}\nexec {real} "$@"\n')
+    told.chmod(0o755)
+    ours = Git(checkout / ".git")
+    monkeypatch.setenv("PATH", f"{told.parent}:{os.environ['PATH']}")
+
+    ours.run("rev-parse", "HEAD")
+
+    assert (tmp_path / "ran").read_text().count("rev-parse") == 1
+
+
 def test_a_failure_has_the_command_and_what_git_said(checkout: Path) -> None:
     with pytest.raises(GitFailed, match=r"'git rev-parse --verify nonsense' failed: fatal: .*revision") as failed:
         Git(checkout / ".git").run("rev-parse", "--verify", "nonsense")

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.clock import ManualClock
@@ -22,10 +23,11 @@ from holdfast.errors import (
     SettingInvalid,
     TransitionRefused,
 )
+from holdfast.issues.claims import _Queue
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.held_claim import HeldIssueClaim
-from holdfast.issues.model import ClaimId, GateStatus, Priority, State
+from holdfast.issues.model import ClaimId, GateStatus, Issue, IssueSummary, Priority, State
 from holdfast.issues.rules import IssueSet
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.file_lock import FileLocker
@@ -93,6 +95,17 @@ def test_claims_come_in_the_exact_order_and_examine_one_issue_each(
             tracker.claims.release(claimed.issue.id, claim_id_of(claimed))
         elif number % 3 == 1:
             tracker.update(claimed.issue.id, DONE, claim=claim_id_of(claimed))
+
+
+def test_the_search_goes_on_however_many_others_claim() -> None:
+    issue = IssueSummary.of(Issue(id="0", title="issue"))
+    candidates = [msgspec.structs.replace(issue, id=str(each)) for each in range(2000)]
+    queue = _Queue(candidates, others=200)
+    found = []
+    for each in queue:
+        found.append(each)
+        queue.lost()
+    assert sorted(found, key=lambda each: int(each.id)) == candidates
 
 
 @contextmanager

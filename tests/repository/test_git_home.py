@@ -30,7 +30,7 @@ from holdfast.git import program
 from holdfast.git import worktrees as linked
 from holdfast.repository import git_init
 from holdfast.repository.context import MAIN, OPERATIONS, GitWorktree, OperationKind, Proof, settle
-from holdfast.repository.git_home import GitHome
+from holdfast.repository.git_home import GitHome, branch_of
 from holdfast.repository.git_init import adopt_checkout, deinitialise, finish_deinit_around
 from holdfast.repository.git_paths import GitPaths
 from holdfast.repository.guard import WorktreePath, worktrees_at, worktrees_of
@@ -99,6 +99,18 @@ def repository(path: Path) -> Repository:
     return Repository(path)
 
 
+def undo_creation(repository: Repository, name: str, work: GitWorktree) -> None:
+    """Let the next command find the record of a creation, and finish it."""
+    context = repository.context
+
+    def plant(view: object, now: float) -> Decision[None]:
+        operation = context.operation(OperationKind.CREATE, "0" * 16, name, now, git=work)
+        return Decision([Create(OPERATIONS.key(name), operation)], None)
+
+    context.store.transact([OPERATIONS.key(name)], plant)
+    repository.repair(strict=True)
+
+
 @pytest.mark.parametrize("where", ["main", "feature", "empty", "begun", "occupied"])
 def test_only_what_a_creation_made_is_removed_when_it_is_undone(repository: Repository, where: str) -> None:
     """Whatever the record of a creation says that never took place."""
@@ -117,17 +129,26 @@ def test_only_what_a_creation_made_is_removed_when_it_is_undone(repository: Repo
     work = GitWorktree(
         path=str(place), branch="theirs", commit=git("rev-parse", "theirs", at=top), new_branch=True, new=True
     )
-
-    def plant(view: object, now: float) -> Decision[None]:
-        operation = context.operation(OperationKind.CREATE, "0" * 16, "begun", now, git=work)
-        return Decision([Create(OPERATIONS.key("begun"), operation)], None)
-
-    context.store.transact([OPERATIONS.key("begun")], plant)
-    repository.repair(strict=True)
+    undo_creation(repository, "begun", work)
 
     assert context.store.read(OPERATIONS.key("begun")) is None
     assert (of_the_user(top), files_in(feature)) == (before, files)
     assert (top.parent / "empty").is_dir()
+
+
+@pytest.mark.parametrize("name", ["w1", "w10"])
+def test_a_creation_that_was_killed_before_its_end_is_undone(repository: Repository, name: str) -> None:
+    context, top = repository.context, repository.payload()
+    path, branch = context.paths.worktrees / name, branch_of(name)
+    path.parent.mkdir(exist_ok=True)
+    before = of_the_user(top)
+    git("worktree", "add", "-q", "-b", branch, path, at=top)
+    work = GitWorktree(
+        path=str(path), branch=branch, commit=git("rev-parse", "HEAD", at=top), new_branch=True, new=True
+    )
+    undo_creation(repository, name, work)
+
+    assert (of_the_user(top), path.exists()) == (before, False)
 
 
 def require_sound(repository: Repository) -> None:

@@ -312,6 +312,18 @@ def test_a_branch_that_is_gone_does_not_keep_other_queues_waiting(project: Proje
     assert project.entry(lost).state is LandingState.LANDED
 
 
+def test_what_an_emptied_queue_waited_for_is_forgotten(project: Project) -> None:
+    git("branch", "aaa", at=project.top)
+    lost, landings = project.queue(project.commit({"lost": "1\n"}), branch="aaa"), project.landings()
+    git("branch", "-D", "aaa", at=project.top)
+    with pytest.raises(NotFound, match="there is no branch aaa"):
+        landings.work_off()
+    landings.cancel(lost.landing_id, "")
+    git("branch", "aaa", at=project.top)
+    assert landings.waits_for(project.queue(project.commit({"new": "1\n"}), branch="aaa")) == ""
+    assert landings.retry(lost.landing_id, None).is_open
+
+
 def test_the_culprit_fails_alone_and_the_others_land(project: Project) -> None:
     change(project.root, CHECKS, ["test ! -e bad"])
     entries = [project.queue(project.commit({f"new/{number}": "1\n"})) for number in range(3)]

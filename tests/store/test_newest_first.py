@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.cli.entry import run
@@ -21,15 +22,18 @@ from holdfast.issues.prompt import Ending, issue_prompt
 from holdfast.repository.init import initialise
 from holdfast.repository.ledgers import init_ledger, open_ledger
 from holdfast.repository.opening import open_tracker
+from holdfast.repository.timeline import HeldSpan
 from holdfast.store import model
 from holdfast.store.files import FileStore
+from holdfast.store.lines import MOVED, Waiting
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Decision, Store, Stream, newest_first
 from holdfast.store.open import open_address
 from holdfast.testing.backend import EVENTS, Event
 from holdfast.web.contents import PAGES
 from holdfast.web.layout import PageRequest
-from holdfast.web.workspaces import WorkspaceSettings, workspaces_of
+from holdfast.web.pages import timeline
+from holdfast.web.workspaces import Workspace, WorkspaceSettings, workspaces_of
 from tests.issues.trackers import claim_id_of
 
 MANY, FEW = 3000, 800  # the entries of a stream, and the most that may be read to show one
@@ -88,6 +92,21 @@ def test_entries_that_are_appended_meanwhile_are_left_out(store: Store) -> None:
 
 def test_an_empty_stream_has_no_entries(store: Store) -> None:
     assert list(newest_first(store, EVENTS)) == []
+
+
+def test_a_position_that_a_pending_line_once_had_repeats_no_entry(scratch: Path) -> None:
+    """Another program appended before our line could be written, so a reader may have seen it elsewhere."""
+    store = FileStore(scratch)
+    append_many(store, EVENTS, [Event(each, "x" * 100) for each in range(100, 500)])
+    forwards = list(store.entries(EVENTS))
+    start = store.position_before(EVENTS, None, 64)
+    assert start > 0
+    length = forwards[1].position - forwards[0].position
+    place = scratch / MOVED / "jit-events.jsonl"
+    place.parent.mkdir()
+    place.write_bytes(msgspec.json.encode(Waiting(start - length, start + length, (length,))) + b"\n")
+
+    assert list(newest_first(store, EVENTS)) == forwards[::-1]
 
 
 def test_a_few_of_the_last_entries_cost_a_few_reads(scratch: Path, postgres_url: str, read: list[int]) -> None:
@@ -167,3 +186,26 @@ def test_the_timeline_reads_the_last_events_unless_an_instant_is_chosen(
     monkeypatch.setattr("holdfast.web.pages.timeline.RECENT", 50)
     page(root, "timeline")
     assert 100 <= len(read) <= 2 * FEW
+
+
+@pytest.mark.parametrize("spans", [timeline._of_issues, timeline._of_nodes])
+def test_to_show_an_instant_the_timeline_keeps_no_events(
+    scratch: Path, read: list[int], spans: Callable[[Workspace, float | None], Iterator[HeldSpan]]
+) -> None:
+    """It has the first span before it has read more than a few of them."""
+    initialise(scratch)
+    tracker = open_tracker(scratch, actor="human:ada")
+    tracker.initialise()
+    claimed = tracker.claims.claim(
+        tracker.create(NewIssue(title="Mend the sail")).id, tracker.claims.request("agent:a")
+    )
+    tracker.claims.release(claimed.issue.id, claim_id_of(claimed))
+    append_many(tracker.store, ISSUE_EVENTS, [IGNORED] * MANY, together=1000)
+    with contextlib.closing(init_ledger(scratch)) as opened:
+        with opened.claims.claim("1.2", "agent:a"):
+            pass
+        opened.ledger.append_many([{"type": "measured"}] * MANY)
+    (workspace,) = workspaces_of([scratch], WorkspaceSettings("human:ada", None, scratch))
+    read.clear()
+    found = spans(workspace, None)
+    assert (next(found).who, len(read) <= FEW) == ("agent:a", True)

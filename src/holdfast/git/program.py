@@ -321,10 +321,10 @@ def _output(
 ) -> bytes:
     if any("\0" in each for each in arguments):  # from a damaged file of git's: no argument can have one
         raise _failed(tuple(each.replace("\0", "?") for each in arguments), _FATAL, "fatal: a name has a NUL byte")
+    words, environment = [*command, *arguments], _environment() | variables
     for pause in (*_PAUSES, None):
-        words, environment = [*command, *arguments], _environment() | variables
         ended = _completed(words, directory, environment, content or b"", inherited, umask)
-        if pause is None or _HALF_ADDED not in ended.said:
+        if pause is None or not ended.status or _HALF_ADDED not in ended.said:
             break
         time.sleep(pause)
     if ended.status:

@@ -292,7 +292,7 @@ class _Queue:
     def __init__(self, candidates: Iterable[IssueSummary], others: int) -> None:
         self._candidates = iter(candidates)
         self._front: list[IssueSummary] = []
-        self._width = _SPREAD * others if others else 1
+        self._width = min(_SPREAD * others, _WIDEST) if others else 1
 
     def __iter__(self) -> Iterator[IssueSummary]:
         while choices := self._choices():

@@ -227,8 +227,9 @@ class GitHome(GitSnapshots):
             git_dir = self.paths.common / "worktrees" / each
             registered = registered_path(git_dir)
             is_half_made = registered is None and re.fullmatch(rf"{re.escape(path.name)}\d*", each)
-            head = (self._branch_of(git_dir) or "").strip("0")  # git writes zeros first
-            if is_half_made or (registered == str(path) and head in ("", f"refs/heads/{branch}")):
+            head = self._branch_of(git_dir) or ""
+            is_ours = head == f"refs/heads/{branch}" or not head.strip("0")  # git writes zeros first
+            if is_half_made or (registered == str(path) and is_ours):
                 yield git_dir
 
     def check_rename(self, old: str, new: str) -> None:

@@ -166,8 +166,7 @@ class LandingChanges:
             if lost:
                 gone = [self._withdraw(draft, each, why) for each, why in lost]
                 self._audit(draft, "landing_withdrawn", gone)
-                queue = target.without([each.landing_id for each in gone])
-                draft.set(TARGETS.key(name), msgspec.structs.replace(target, queue=queue))
+                draft.set(TARGETS.key(name), target.dropping([each.landing_id for each in gone]))
                 return gone
             draft.set(TARGETS.key(name), msgspec.structs.replace(target, intent=intent, waits_for=""))
             return []
@@ -280,7 +279,7 @@ class LandingChanges:
                 raise Changed(f"{landing_id} is being published", landing=landing_id)
             decided = msgspec.structs.replace(outcome, decided_at=draft.at)
             draft.set(LANDINGS.key(landing_id), decided)
-            draft.set(TARGETS.key(name), msgspec.structs.replace(target, queue=target.without([landing_id])))
+            draft.set(TARGETS.key(name), target.dropping([landing_id]))
             self._give_back(draft, decided)
             self._audit(draft, f"landing_{decided.state.value}", [decided])
             return decided

@@ -112,6 +112,11 @@ class LandingTarget(msgspec.Struct, frozen=True, kw_only=True):
     def without(self, ids: Collection[str]) -> tuple[str, ...]:
         return tuple(each for each in self.queue if each not in ids)
 
+    def dropping(self, ids: Collection[str]) -> LandingTarget:
+        """The target without these entries; one without any waits for nothing."""
+        queue = self.without(ids)
+        return msgspec.structs.replace(self, queue=queue, waits_for=self.waits_for if queue else "")
+
 
 LANDINGS: Family[Landing] = Family("jvs/landings", StructCodec(Landing), id_field="landing_id")
 TARGETS: Family[LandingTarget] = Family("jvs/landing-targets", StructCodec(LandingTarget), id_field="name")

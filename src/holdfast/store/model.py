@@ -684,7 +684,8 @@ def newest_first(store: Store, stream: Stream[Record], *, end: int | None = None
         found: list[Entry[Record]] = []
         hidden: Archived | None = None
         try:
-            found.extend(takewhile(lambda each: each.position <= last, store.entries(stream, after=start)))  # noqa: B023
+            upwards = takewhile(lambda each: each.position <= last, store.entries(stream, after=start))  # noqa: B023
+            found.extend(each for each in upwards if each.position > start)  # a pending line may have had this position
         except Archived as archived:
             found = [each for each in store.entries(stream, after=archived.last) if each.position <= last]
             hidden = archived

@@ -16,6 +16,7 @@ from holdfast.clock import format_duration, format_instant, parse_instant
 from holdfast.errors import Failure
 from holdfast.fs.names import shortened
 from holdfast.issues.model import IssueSummary, State
+from holdfast.ledger.log import Recorded
 from holdfast.repository.timeline import ISSUE, HeldSpan, issue_spans, lease_spans, node_spans, states_at
 from holdfast.web.html import Child, Html, h, join
 from holdfast.web.layout import SHORT, STATES, Page, PageRequest, address, empty, moment, section, table
@@ -134,30 +135,37 @@ def _seen(
 
 def _of_issues(workspace: Workspace, since: float | None) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.tracker() as tracker:
-        events = (each.record for each in tracker.newest_events())
-        yield from issue_spans(_recent(events, since, lambda each: each.timestamp))
+        newest = tracker.newest_events()
+        found = tracker.events() if since is None else _recent(newest, since, lambda each: each.record.timestamp)
+        yield from issue_spans(each.record for each in found)
 
 
 def _of_leases(workspace: Workspace, since: float | None) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.repository() as repository:
-        yield from lease_spans(_recent(repository.newest_audit_entries(), since, lambda each: each.at))
+        newest = repository.newest_audit_entries()
+        found = repository.audit().read() if since is None else _recent(newest, since, lambda each: each.at)
+        yield from lease_spans(found)
 
 
 def _of_nodes(workspace: Workspace, since: float | None) -> Iterator[HeldSpan]:
     with contextlib.suppress(Failure), workspace.ledger() as opened:
-        events = opened.ledger.newest()
-        yield from node_spans(_recent(events, since, lambda each: str(each.event.get("timestamp", ""))))
+        ledger = opened.ledger
+        yield from node_spans(ledger.latest() if since is None else _recent(ledger.newest(), since, _when))
 
 
-def _recent(newest: Iterator[Event], since: float | None, at: Callable[[Event], str]) -> list[Event]:
-    """The events that the page needs, the oldest first; without `since`, all that can be read."""
+def _recent(newest: Iterator[Event], since: float, at: Callable[[Event], str]) -> list[Event]:
+    """The last events that the page needs, the oldest first."""
     found: list[Event] = []
     with contextlib.suppress(Failure):
         for each in newest:
             found.append(each)
-            if since is not None and len(found) >= RECENT and (_is_before(since, at(each)) or len(found) == MOST_READ):
+            if len(found) >= RECENT and (_is_before(since, at(each)) or len(found) == MOST_READ):
                 break
     return found[::-1]
+
+
+def _when(recorded: Recorded) -> str:
+    return str(recorded.event.get("timestamp", ""))
 
 
 def _is_before(instant: float, text: str) -> bool:
