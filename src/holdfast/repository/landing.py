@@ -278,8 +278,9 @@ class Landings:
     def require_issues(self) -> None:
         """Raise `Refused` unless the issues are in the repository's store: one transaction must finish them."""
         if not self.changes.has_issues():
-            message = "the issues are not kept with this repository, so a landing cannot finish them"
-            raise Refused(message, hint="Land the worktree without its issue, and finish the issue by hand.")
+            message = "this repository keeps no issues, so a landing cannot finish any"
+            hint = "Create a tracker: 'holdfast issue init'. Or land the worktree without its issue."
+            raise Refused(message, hint=hint)
 
     def _issue(self, worktree: str, issue_id: str | None) -> Issue | None:
         has_issues = self.changes.has_issues()
