@@ -405,6 +405,6 @@ def test_a_planted_bug_is_found(
 ) -> None:
     storm = Storm(scratch, f"{effort.SEED}")
     monkeypatch.setattr(place, bug)
-    with pytest.raises(AssertionError, match=r"changed|failed|lost|damaged|fsck|missing"):  # noqa: PT012
+    with pytest.raises(AssertionError, match=r"changed|failed|lost|damaged|overwritten|fsck|missing"):  # noqa: PT012
         for number in range(10):
             storm.round(number)
