@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
 import random
@@ -461,6 +462,8 @@ def calls_of(locker: FileLocker, path: Path) -> list[str]:
 
     names = [name for name, value in vars(calls).items() if callable(value) and not name.startswith("_")]
     with contextlib.ExitStack() as patched:
+        patched.callback(gc.enable)
+        gc.disable()  # it would close what earlier tests have left open
         for name in names:
             patched.enter_context(mock.patch.object(calls, name, recorder(name, getattr(calls, name))))
         before = set(threading.enumerate())
