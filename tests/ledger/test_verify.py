@@ -120,6 +120,14 @@ def test_many_gaps_are_summarised(scratch: Path) -> None:
     assert "78 more events are missing" in findings[-1].message
 
 
+def test_a_planted_number_of_any_length_takes_no_time_and_no_memory(scratch: Path) -> None:
+    fill(scratch, 1)
+    write(10**15 - 1, json.dumps({"type": "note", "timestamp": STAMP}).encode())(scratch)
+    findings = verified(scratch).findings
+    assert len(findings) == 21
+    assert f"{10**15 - 2 - 1 - 20} more events are missing" in findings[-1].message
+
+
 @pytest.mark.req("LG-17")
 def test_overlapping_claims_and_releases_without_a_claim_are_found(scratch: Path) -> None:
     ledger = open_ledger(scratch)

@@ -10,6 +10,7 @@ import contextlib
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,13 +183,13 @@ def _event_file(directory: Directory, name: str, ids: set[object]) -> Iterator[F
 
 
 def _gaps(directory: Directory, numbers: list[int]) -> Iterator[Finding]:
-    present = set(numbers)
-    missing = [number for number in range(1, (numbers or [0])[-1]) if number not in present]
-    missing = [number for number in missing if directory.status(_name(number)) is None]  # appended meanwhile
-    for number in missing[:MOST_GAPS]:
+    spans = [range(before + 1, after) for before, after in pairwise([0, *numbers])]  # long if somebody planted a name
+    missing = chain.from_iterable(spans)
+    absent = (number for number in missing if directory.status(_name(number)) is None)  # not appended meanwhile
+    for number in islice(absent, MOST_GAPS):
         message = f"event {number} is missing, although later ones exist: a program that counts events overwrites one"
         yield _error("gap", directory.where(_name(number)), message, _RESTORE)
-    if more := len(missing[MOST_GAPS:]):
+    if more := sum(each.stop - each.start for each in spans if each) - MOST_GAPS if next(absent, None) else 0:
         yield _error(
             "gap",
             directory.shown,
