@@ -189,7 +189,8 @@ def _gaps(directory: Directory, numbers: list[int]) -> Iterator[Finding]:
     for number in islice(absent, MOST_GAPS):
         message = f"event {number} is missing, although later ones exist: a program that counts events overwrites one"
         yield _error("gap", directory.where(_name(number)), message, _RESTORE)
-    if more := sum(each.stop - each.start for each in spans if each) - MOST_GAPS if next(absent, None) else 0:
+    more = sum(each.stop - each.start for each in spans if each) - MOST_GAPS
+    if more > 0 and next(absent, None) is not None:
         yield _error(
             "gap",
             directory.shown,
