@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from holdfast.errors import (
@@ -29,7 +30,7 @@ from holdfast.errors import (
 from holdfast.git import program
 from holdfast.git import worktrees as linked
 from holdfast.repository import git_init
-from holdfast.repository.context import MAIN, OPERATIONS, GitWorktree, OperationKind, Proof, settle
+from holdfast.repository.context import MAIN, OPERATIONS, WORKTREES, GitWorktree, OperationKind, Proof, settle
 from holdfast.repository.git_home import GitHome, branch_of
 from holdfast.repository.git_init import adopt_checkout, deinitialise, finish_deinit_around
 from holdfast.repository.git_paths import GitPaths
@@ -38,7 +39,7 @@ from holdfast.repository.init import initialise, is_repository
 from holdfast.repository.repository import Repository, find_repository
 from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
-from holdfast.store.model import Create, Decision
+from holdfast.store.model import Create, Decision, Delete
 from proof.crash import Ending, Outcome, Scenario
 from proof.effort import sweep
 from proof.traced import end_of_group, orphans_are_ours
@@ -99,15 +100,24 @@ def repository(path: Path) -> Repository:
     return Repository(path)
 
 
-def undo_creation(repository: Repository, name: str, work: GitWorktree) -> None:
-    """Let the next command find the record of a creation, and finish it."""
+def home_of(repository: Repository) -> GitHome:
+    assert isinstance(repository.context.home, GitHome)
+    return repository.context.home
+
+
+def record_creation(repository: Repository, name: str, work: GitWorktree, snapshot_id: str | None = None) -> None:
     context = repository.context
 
     def plant(view: object, now: float) -> Decision[None]:
-        operation = context.operation(OperationKind.CREATE, "0" * 16, name, now, git=work)
+        operation = context.operation(OperationKind.CREATE, "0" * 16, name, now, git=work, snapshot_id=snapshot_id)
         return Decision([Create(OPERATIONS.key(name), operation)], None)
 
     context.store.transact([OPERATIONS.key(name)], plant)
+
+
+def undo_creation(repository: Repository, name: str, work: GitWorktree, snapshot_id: str | None = None) -> None:
+    """Let the next command find the record of a creation, and finish it."""
+    record_creation(repository, name, work, snapshot_id)
     repository.repair(strict=True)
 
 
@@ -149,6 +159,69 @@ def test_a_creation_that_was_killed_before_its_end_is_undone(repository: Reposit
     undo_creation(repository, name, work)
 
     assert (of_the_user(top), path.exists()) == (before, False)
+
+
+WORK: dict[str, Callable[[Path], object]] = {
+    "changed": lambda path: put_files(path, {"src/a": "work"}),
+    "new": lambda path: put_files(path, {"work": "work"}),
+    "ignored": lambda path: put_files(path, {"work.log": "work"}),
+    "committed": lambda path: git("commit", "-q", "--allow-empty", "-m", "work", at=path),
+}
+
+
+@pytest.mark.parametrize("start", ["commit", "snapshot", "isolated"])
+@pytest.mark.parametrize("what", WORK)
+def test_a_worktree_that_somebody_works_in_is_kept_when_its_creation_is_undone(
+    repository: Repository, what: str, start: str
+) -> None:
+    """Although it stands where the record says, on the branch that the record names."""
+    context, top = repository.context, repository.payload()
+    path = context.paths.worktrees / "dev"
+    commit = git("rev-parse", "HEAD", at=top)
+    if start == "isolated":
+        repository.worktrees.create("dev", isolated=True)
+        key = WORKTREES.key("dev")
+        context.store.transact([key], lambda view, now: Decision([Delete(key)], None))
+        linked.clear_name(home_of(repository).git, path)
+    else:
+        git("worktree", "add", "-q", "-b", branch_of("dev"), path, commit, at=top)
+    taken = None
+    if start == "snapshot":
+        with repository.lease() as lease:
+            taken = repository.snapshot(lease=lease).snapshot_id
+    WORK[what](path)
+    before, files = of_the_user(top), files_in(path)
+    work = GitWorktree(
+        path=str(path),
+        branch=branch_of("dev"),
+        commit=commit,
+        new_branch=True,
+        new=True,
+        isolated=start == "isolated" or msgspec.UNSET,
+    )
+    undo_creation(repository, "dev", work, taken)
+
+    assert context.store.read(OPERATIONS.key("dev")) is None
+    assert (of_the_user(top), files_in(path)) == (before, files)
+
+
+def test_undoing_a_creation_leaves_one_of_a_similar_name_alone(repository: Repository) -> None:
+    """git adds a number to the directory of a name that is taken, and `w10` may be in the making."""
+    context, top = repository.context, repository.payload()
+    commit = git("rev-parse", "HEAD", at=top)
+    begun = top / ".git/worktrees/w10"
+    begun.mkdir(parents=True)
+    (begun / "locked").write_text("initializing")
+    for name in ("w1", "w10"):
+        work = GitWorktree(
+            path=str(context.paths.worktrees / name), branch=branch_of(name), commit=commit, new_branch=True, new=True
+        )
+        record_creation(repository, name, work)
+    found = context.store.read(OPERATIONS.key("w1"))
+    assert found is not None
+    context.home.discard(context, found.record)
+
+    assert begun.is_dir()
 
 
 def require_sound(repository: Repository) -> None:

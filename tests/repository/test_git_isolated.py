@@ -20,7 +20,6 @@ from holdfast.git.program import Git
 from holdfast.issues.tracker import Tracker
 from holdfast.repository.agent import AssignmentOptions, take_work
 from holdfast.repository.context import MAIN, Consistency, Proof
-from holdfast.repository.git_home import GitHome
 from holdfast.repository.git_init import adopt_checkout, deinitialise
 from holdfast.repository.guard import WorktreePath, worktrees_of
 from holdfast.repository.landing import Landings, LandOptions
@@ -35,6 +34,7 @@ from tests.repository.test_git_home import (
     CreationFromASnapshot,
     Removal,
     Renaming,
+    home_of,
     of_the_user,
     require_sound,
 )
@@ -61,11 +61,6 @@ def snapshot(repository: Repository, name: str = "dev") -> str:
 
 def branch(repository: Repository, name: str = "hf/dev") -> str:
     return git("rev-parse", f"refs/heads/{name}", at=repository.payload())
-
-
-def home_of(repository: Repository) -> GitHome:
-    assert isinstance(repository.context.home, GitHome)
-    return repository.context.home
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from holdfast.git.transfer import fetch_from
 from holdfast.git.worktrees import current_branch
 from holdfast.trees.walker import remove_tree, synced
 
-_DRAFT = ".holdfast-git"  # in the worktree: the directory with its repository, before that takes the place of `.git`
+DRAFT = ".holdfast-git"  # in the worktree: the directory with its repository, before that takes the place of `.git`
 _OID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _LOOSE, _LOOSE_REST = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{38}|[0-9a-f]{62}")
 _PACK = re.compile(r"pack-[0-9a-f]{40,64}\.pack")
@@ -46,7 +46,7 @@ def isolate(git: Git, top: Path) -> None:
     found = is_worktree_of(os.fspath(top), os.fspath(git.common))
     if found is None:
         raise Refused(f"{top} is not a worktree of {git.common}", path=str(top))
-    draft, branch = top / _DRAFT, current_branch(git, top)
+    draft, branch = top / DRAFT, current_branch(git, top)
     remove_tree(draft)
     with synced(top):
         options = ("--quiet", "--shared", "--no-checkout", "--no-tags", f"--branch={branch}", *_carried(git))
@@ -75,7 +75,7 @@ def _carried(git: Git) -> Iterator[str]:
 
 def is_begun(top: Path, common: Path) -> bool:
     """Whether `top` is a worktree of this repository in which `isolate` was killed while it replaced `.git`."""
-    registered = leads_back(os.fspath(top / _DRAFT / ".git"), os.fspath(top / ".git"))
+    registered = leads_back(os.fspath(top / DRAFT / ".git"), os.fspath(top / ".git"))
     return registered is not None and Path(registered).parent == common / "worktrees"
 
 

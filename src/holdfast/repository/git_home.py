@@ -22,12 +22,13 @@ from holdfast.fs.names import printable
 from holdfast.git import contents
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import clone_in, is_worktree_of
-from holdfast.git.isolated import detach, is_begun, is_isolated, isolate
-from holdfast.git.look import below
-from holdfast.git.restore import require_no_ignored, restore
+from holdfast.git.isolated import DRAFT, detach, is_begun, is_isolated, isolate
+from holdfast.git.look import WorkTree, below
+from holdfast.git.restore import require_no_ignored, restore, unsaved
 from holdfast.git.snapshots import GitSource
 from holdfast.repository.context import (
     MAIN,
+    OPERATIONS,
     Descriptor,
     GitWorktree,
     Operation,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _BEGUN = "begun"  # a mark in a scratch directory: files may have changed
 _MOST_ATTEMPTS = 10
 _MOST_NAMED = 3
+_MOST_COMPARED = 1 << 28
 
 
 class GitHome(GitSnapshots):
@@ -144,7 +146,7 @@ class GitHome(GitSnapshots):
             raise AlreadyExists(f"{path} is already the worktree {known}", worktree=known)
         return path
 
-    def place(self, operation: Operation) -> None:
+    def place(self, context: RepositoryContext, operation: Operation) -> None:
         """Writes the name in git's registration last: with it, the worktree is complete."""
         work, name = _work(operation), operation.worktree_id
         path = Path(work.path)
@@ -160,7 +162,7 @@ class GitHome(GitSnapshots):
                     self._write(operation, path, f"{work.commit}", self.commit(operation.snapshot_id))
                 sync_parents(path)
             except Failure:
-                self.discard(operation)
+                self.discard(context, operation)
                 raise
         linked.set_name(self.git, path, name)
 
@@ -178,10 +180,11 @@ class GitHome(GitSnapshots):
     def is_placed(self, operation: Operation) -> bool:
         return self.paths.registration(operation.worktree_id) is not None
 
-    def discard(self, operation: Operation) -> None:
+    def discard(self, context: RepositoryContext, operation: Operation) -> None:
         """Remove the worktree that git may have begun to create, and its branch if that is still where it started.
 
-        Acts only where a worktree of this name is created: the record does not choose what is deleted.
+        Acts only where a worktree of this name is created, and keeps what the creation cannot have made: the record
+        does not choose what is deleted.
         """
         from holdfast.trees.walker import remove_tree
 
@@ -190,8 +193,10 @@ class GitHome(GitSnapshots):
         if not work.new or path != self.paths.worktrees / operation.worktree_id:
             return
         require_place(self.paths, self.git)
-        begun = list(self._registrations_at(path, f"{work.branch}"))
+        begun = list(self._registrations_at(context, path, f"{work.branch}"))
         if begun and (self._is_begun(path, begun) or is_begun(path, self.paths.common)):
+            if self._has_work(operation, path):
+                return
             remove_tree(path)
         else:
             with contextlib.suppress(OSError, NotFound), Directory.open(path.parent) as parent:
@@ -200,6 +205,41 @@ class GitHome(GitSnapshots):
             remove_tree(each)
         if work.new_branch:
             self._forget_branch(f"{work.branch}", f"{work.commit}")
+
+    def _has_work(self, operation: Operation, path: Path) -> bool:
+        """Whether the worktree at `path` has commits or files that its creation did not make. Until git has written the
+        index, a checkout is incomplete, and nobody can have worked in it."""
+        from holdfast.trees.walker import remove_tree
+
+        found = is_worktree_of(os.fspath(path), os.fspath(self.paths.common))
+        if found is None or not entry_exists(Path(found.git_dir) / "index"):
+            return False
+        work = _work(operation)
+        if work.isolated:
+            remove_tree(path / DRAFT)
+        try:
+            fetch_work(self.paths, self.git, path)
+            if linked.head_commit(self.git, path) != work.commit:
+                return True
+            index = self.index(path)
+            changed = [*unsaved(self.git, path, index, self.tree(f"{work.commit}"))]
+            made = {each.path for each in changed if each.what != "removed"}
+            ignored = WorkTree(self.git, path, Path(found.git_dir) / "index").ignored()
+            if operation.snapshot_id is None or not (made or ignored):
+                return bool(made or ignored)
+            snapshot = self.commit(operation.snapshot_id)
+            foreign = made & {each.path for each in unsaved(self.git, path, index, self.tree(snapshot))}
+            return not all(self._is_part_of(snapshot, path, each) for each in [*foreign, *ignored])
+        except Failure:  # what cannot be read is kept
+            return True
+
+    def _is_part_of(self, commit: str, top: Path, path: bytes) -> bool:
+        """Whether a file is one of a commit, of which git may not have written all."""
+        try:
+            content = durable.read(top / os.fsdecode(path), limit=_MOST_COMPARED)
+            return contents.read_file(self.git, commit, path, _MOST_COMPARED).startswith(content)
+        except Failure:
+            return False
 
     def _forget_branch(self, branch: str, commit: str) -> None:
         """Delete a branch that is at a commit, unless it is checked out or no other reference reaches the commit."""
@@ -220,13 +260,16 @@ class GitHome(GitSnapshots):
             return False
         return any(b"gitdir: %s\n".__mod__(os.fsencode(each)).startswith(content) for each in registrations)
 
-    def _registrations_at(self, path: Path, branch: str) -> Iterator[Path]:
+    def _registrations_at(self, context: RepositoryContext, path: Path, branch: str) -> Iterator[Path]:
         """git's directories of a linked worktree of a branch at `path`, and incomplete ones of that name, to which git
         may have added a number. Incomplete ones of other names may belong to live processes."""
+        name = path.name
         for each in self.paths.git_ids():
             git_dir = self.paths.common / "worktrees" / each
             registered = registered_path(git_dir)
-            is_half_made = registered is None and re.fullmatch(rf"{re.escape(path.name)}\d*", each)
+            is_half_made = registered is None and re.fullmatch(rf"{re.escape(name)}\d*", each)
+            if is_half_made and each != name and context.store.read(OPERATIONS.key(each)) is not None:
+                continue
             head = self._branch_of(git_dir) or ""
             is_ours = head == f"refs/heads/{branch}" or not head.strip("0")  # git writes zeros first
             if is_half_made or (registered == str(path) and is_ours):

@@ -153,7 +153,7 @@ class Home(ABC):
         """Step 2 of a creation. Returns facts for the record of the operation."""
 
     @abstractmethod
-    def place(self, operation: Operation) -> None:
+    def place(self, context: RepositoryContext, operation: Operation) -> None:
         """Step 4 of a creation; raises `AlreadyExists` if the path is taken."""
 
     @abstractmethod
@@ -161,8 +161,8 @@ class Home(ABC):
         """Whether everything that is created except the record exists; if so, it is durable."""
 
     @abstractmethod
-    def discard(self, operation: Operation) -> None:
-        """Undo `place`, however far it got."""
+    def discard(self, context: RepositoryContext, operation: Operation) -> None:
+        """Undo `place`, however far it got; keeps what it did not make."""
 
     @abstractmethod
     def check_rename(self, old: str, new: str) -> None:
@@ -401,7 +401,7 @@ class PlainHome(Home):
             materialise(tree, payload, cache=cache, progress=options.progress)
         return {}
 
-    def place(self, operation: Operation) -> None:
+    def place(self, context: RepositoryContext, operation: Operation) -> None:
         move(self._room(operation) / PAYLOAD, self.paths.payload(operation.worktree_id))
 
     def is_placed(self, operation: Operation) -> bool:
@@ -411,7 +411,7 @@ class PlainHome(Home):
         payloads.sync_names(self.paths, name)
         return True
 
-    def discard(self, operation: Operation) -> None:
+    def discard(self, context: RepositoryContext, operation: Operation) -> None:
         """Nothing to undo: the directory is still in the scratch directory."""
 
     def check_rename(self, old: str, new: str) -> None:

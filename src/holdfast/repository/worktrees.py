@@ -67,7 +67,7 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
         facts = context.home.prepare_create(context, options, room)  # 2
         operation = _decide(context, options, room.scratch_id, facts)  # 3
         try:
-            context.home.place(operation)  # 4
+            context.home.place(context, operation)  # 4
         except AlreadyExists:
             _undo(context, operation)
             raise payloads.path_taken(context.paths.payload(name)) from None
@@ -81,7 +81,7 @@ def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeC
     """Finish a creation that a dead process began; if its directory is not in place, undo it and return None."""
     if context.home.is_placed(operation):
         return _publish(context, operation)
-    context.home.discard(operation)
+    context.home.discard(context, operation)
     _undo(context, operation)
     sweep(context.paths, operation.operation_id)
     return None
