@@ -119,10 +119,16 @@ def _compare(work: Work, directory: Path, size: Size, report: Report) -> None:
                 {kind.name: _round(crew, work, kind, directory, size) for kind in work.kinds}, size.rounds
             )
         report.note_failures(work.title, found.failures)
-        for name, rates in found.series.items():
-            share = ratio([each.per_second for each in rates], [each.per_second for each in found.series[floor]])
+        for name, row in table.rows.items():
+            if not (name in found.series and floor in found.series):
+                table.rows[name] = [*row, *[None] * 4]
+                if name == ours:
+                    report.targets.append(at_least(work.share, f"{work.title} by {count}", None))
+                continue
+            rates, base = found.series[name], found.series[floor]
+            share = ratio([each.per_second for each in rates], [each.per_second for each in base])
             times = median(each.typical for each in rates) * MILLI, max(each.longest for each in rates) * MILLI
-            table.rows[name] += [median(each.per_second for each in rates), share, *times]
+            table.rows[name] = [*row, median(each.per_second for each in rates), share, *times]
             if name == ours:
                 alone = alone or median(each.per_second for each in rates)
                 _judge(work, count, rates, share.median, alone, report)

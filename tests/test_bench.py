@@ -464,6 +464,23 @@ def test_writers_that_meet_are_measured(tmp_path: Path, monkeypatch: pytest.Monk
     assert os.listdir(tmp_path) == []
 
 
+class Failing(ledger.Sqlite):
+    """A peer that fails once several processes meet."""
+
+    def append(self) -> None:
+        raise OSError("database is locked")
+
+
+@needs_flock
+def test_a_writer_that_fails_leaves_a_gap_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Report()
+    kinds = (writers.LockedAppends, ledger.Ours, Failing)
+    monkeypatch.setattr(writers, "APPENDS", writers.APPENDS._replace(kinds=kinds))
+    writers._compare(writers.APPENDS, tmp_path, writers.Size(rounds=1, seconds=0.05), report)
+    assert any("- " in line for line in report.lines())
+    assert any("database is locked" in note for note in report.notes)
+
+
 def test_agents_on_a_queue_are_counted_and_lost_work_is_noted(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
