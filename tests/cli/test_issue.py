@@ -101,9 +101,12 @@ def test_finishing_an_issue_names_the_gates_that_are_not_passed(do: Do) -> None:
         (("dep", "rm"), "remove"),
         (("commit",), "snapshot"),
         (("log",), "history"),
+        (("finish",), "holdfast issue finish"),
+        (("issue", "ready"), "holdfast ready"),
+        (("create",), "holdfast worktree create' or 'holdfast ref create' or 'holdfast issue create"),
     ],
 )
-def test_a_command_name_of_another_program_gets_a_suggestion(do: Do, words: tuple[str, ...], meant: str) -> None:
+def test_a_name_from_another_program_or_group_gets_a_suggestion(do: Do, words: tuple[str, ...], meant: str) -> None:
     assert f"Did you mean '{meant}'?" in do(*words).stderr
 
 

@@ -121,9 +121,24 @@ def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
     if current := RETIRED_COMMANDS.get(f"{context.command_path} {name}".removeprefix(f"{NAME} ")):
         return f" {name!r} is now '{NAME} {current}'."
     similar = get_close_matches(name, known, cutoff=0.7)
-    synonyms = [set(words.split()) for words in SYNONYMS.split(",")]
-    similar = similar or [each for each in known if any({name, each} <= words for words in synonyms)]
+    if not similar and len(similar := _elsewhere(context, name)) != 1:
+        synonyms = [set(words.split()) for words in SYNONYMS.split(",")]
+        similar = [each for each in known if any({name, each} <= words for words in synonyms)] or similar[:3]
     return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+
+
+def _elsewhere(context: click.Context, name: str) -> list[str]:
+    """The commands of this name in other groups: `holdfast finish` is `holdfast issue finish`."""
+    root = context.find_root()
+    top = root.command
+    assert isinstance(top, Group)
+    groups = {group: top.get_command(root, group) for group in top.list_commands(root)}
+    found = [f"{NAME} {name}"] if name in groups else []
+    return found + [
+        f"{NAME} {group} {name}"
+        for group, commands in groups.items()
+        if isinstance(commands, Group) and not commands.hidden and name in commands.list_commands(root)
+    ]
 
 
 _MAY_BE_EMPTY = ("TEXT", "TITLE", "DURATION", "SIZE", "N", "WHEN")  # free text, and values that have their own check
