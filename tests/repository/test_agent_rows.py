@@ -155,6 +155,13 @@ def test_the_command_reclaims_what_is_safe_to_reclaim() -> None:
     assert (found.command, "let the lease m expire" in found.message) == ("take it", True)
 
 
+def test_a_lease_without_an_actor_is_named_after_what_its_process_claims() -> None:
+    holdings = (lease("main", "host:u:7:1", liveness=Liveness.DEAD), claim(ISSUE, "agent:a", "host:u:7:1"))
+
+    (found,) = attention_list(Situation(Overview(Path("/r"), FREE_AT, holdings, ())))
+    assert found.message == "the process of agent:a, which has the lease main, is gone"
+
+
 def issues(*all_: Issue) -> IssueSet[Issue]:
     return IssueSet({each.id: each for each in all_}, Now(0.0), claims=lambda ids: {})
 

@@ -167,21 +167,21 @@ def _disk(situation: Situation) -> Iterator[Attention]:
 
 
 def _holders(situation: Situation) -> Iterator[Attention]:
-    for each in situation.overview.holdings:
-        subject = f"{each.kind} {each.what}"
+    holdings = situation.overview.holdings
+    actors = {each.process: each.who for each in holdings if each.process and each.who != each.process}
+    for each in holdings:
+        subject, who = f"{each.kind} {each.what}", actors.get(each.who, each.who)
         what = f"issue {each.what[:8]}" if each.kind == "issue" else subject
         if each.is_ours:
             continue
         if each.time_left is not None and each.time_left <= 0:
-            yield Attention("expired", subject, f"{each.who} let the {what} expire", _command(each))
+            yield Attention("expired", subject, f"{who} let the {what} expire", _command(each))
         elif each.liveness is Liveness.DEAD:
             free = "" if each.time_left is None else f"; free in {format_duration(round(each.time_left))}"
-            yield _error(
-                "dead", subject, f"the process of {each.who}, which has the {what}, is gone{free}", _command(each)
-            )
+            yield _error("dead", subject, f"the process of {who}, which has the {what}, is gone{free}", _command(each))
         elif each.time_left is not None and each.time_left < _soon(each):
             left = format_duration(round(each.time_left))
-            yield Attention("expiring", subject, f"the {what} of {each.who} expires in {left}", _command(each))
+            yield Attention("expiring", subject, f"the {what} of {who} expires in {left}", _command(each))
 
 
 def _soon(holding: Holding) -> float:
