@@ -128,7 +128,7 @@ def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
 
 
 def _elsewhere(context: click.Context, name: str) -> list[str]:
-    """The commands of this name in other groups: `holdfast finish` is `holdfast issue finish`."""
+    """The commands of this name in other groups: for `finish`, `holdfast issue finish`."""
     root = context.find_root()
     top = root.command
     assert isinstance(top, Group)
