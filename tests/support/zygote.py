@@ -6,6 +6,7 @@ differs: the zygote, which ends with the process that started it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -143,7 +144,15 @@ def _start_if_needed() -> socket.socket:
             )
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         _running = (os.getpid(), process, ours)
+        atexit.register(_end, *_running)
     return _running[2]
+
+
+def _end(parent: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    """End the zygote of this process; one that a parent has started stays."""
+    if parent == os.getpid():
+        connection.close()
+        process.wait()
 
 
 def serve() -> None:
