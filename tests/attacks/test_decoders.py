@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from proof import effort
+from proof.crash import scratch
 from proof.hostile.decoders import all_decoders, names_of_all
 from proof.hostile.fuzz import fuzz, summary
 from proof.hostile.record_decoders import Decoder
@@ -16,8 +19,9 @@ FEW = 120
 
 
 @pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
-    return {each.name: each for each in all_decoders(tmp_path_factory.mktemp("decoders"))}
+def decoders() -> Iterator[dict[str, Decoder]]:
+    with scratch() as directory:  # in memory: some decoders read a file, which is written for each input
+        yield {each.name: each for each in all_decoders(directory)}
 
 
 def test_there_are_at_least_48_decoders_and_each_reads_its_own_samples(decoders: dict[str, Decoder]) -> None:
