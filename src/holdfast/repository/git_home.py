@@ -389,6 +389,7 @@ class GitHome(GitSnapshots):
             raise NotFound(f"there is no {how.path} in the snapshot {source.snapshot_id}", path=how.path)
         is_missing = not entry_exists(path) and worktree != self.paths.main
         if is_missing:  # recreate it as git would
+            self._require_known_place(worktree, path)
             make_directories(path, mode=0o777)
             durable.create(path / ".git", b"gitdir: " + os.fsencode(self.paths.git_dir(worktree)) + b"\n")
             if (known := context.config(worktree).git) and known.isolated:
@@ -400,6 +401,15 @@ class GitHome(GitSnapshots):
         facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
         facts["keeps"] = how.keep and not is_missing
         return context.operation(OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), **facts)
+
+    def _require_known_place(self, worktree: str, path: Path) -> None:
+        """Refuse to create the directory of a worktree except beside the others: a stranger's repository may register
+        any path."""
+        self.place_for_worktrees()
+        if calls.realpath(path.parent) != calls.realpath(self.paths.worktrees):
+            hint = "Put it back. Or restore the snapshot into a new worktree: without --inplace."
+            message = f"the directory of {worktree} is missing, and {path} is not in {self.paths.worktrees}"
+            raise Refused(message, hint=hint, worktree=worktree, path=str(path))
 
     def _before(self, context: RepositoryContext, worktree: str) -> str | None:
         """The commit of the content that a restore replaces, as far as it is known; None before the first commit."""
