@@ -188,17 +188,18 @@ def _packed(clone: Directory) -> Iterator[tuple[str, str]]:
 
 
 def _loose(clone: Directory, at: str) -> Iterator[str]:
-    """The commits of all references below a directory; like git, it skips lock files and dangling references."""
-    try:
-        directory = clone.beneath(at)
-    except NotFound:
-        return
-    with directory:
-        for name in sorted(directory.names()):
-            if directory.is_directory(name):
-                yield from _loose(clone, f"{at}/{name}")
-            elif not name.endswith(".lock") and (oid := _resolved(clone, f"{at}/{name}")) is not None:
-                yield oid
+    """The commits of all references below a directory; like git, it skips lock files, dangling references, and names
+    that are too long."""
+    waiting = [at]
+    while waiting:
+        here = waiting.pop()
+        with contextlib.suppress(NotFound), clone.beneath(here) as directory:
+            for name in sorted(directory.names()):
+                path = f"{here}/{name}"
+                if directory.is_directory(name):
+                    waiting += [path] if len(path) < _MOST_OF_A_REF else []
+                elif not name.endswith(".lock") and (oid := _resolved(clone, path)) is not None:
+                    yield oid
 
 
 # --- Fetching -----------------------------------------------------------------------------------------

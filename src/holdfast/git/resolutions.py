@@ -29,6 +29,7 @@ RESOLUTIONS = "rr-cache"
 _LARGEST = 64 << 20
 _SHA256 = 64
 _REGULAR = ("100644", "100755")
+_DEEPEST = 50
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 _VARIANT = re.compile(r"postimage(\.[1-9][0-9]{0,3})?")
 
@@ -149,13 +150,14 @@ def normalized(content: bytes) -> NormalConflict | None:
     return NormalConflict(b"".join(text), tuple(sides)) if sides else None
 
 
-def _one_conflict(lines: Iterator[bytes]) -> tuple[bytes, bytes] | None:
-    """The two sides, the smaller first, of the conflict whose first marker was just read; None if it does not end."""
+def _one_conflict(lines: Iterator[bytes], depth: int = 0) -> tuple[bytes, bytes] | None:
+    """The two sides, the smaller first, of the conflict whose first marker was just read; None if it does not end, or
+    has too many conflicts in each other."""
     sides: dict[str, list[bytes]] = {"<": [], "|": [], "=": []}
     side = "<"
     for line in lines:
         if _is_marker(line, b"<"):
-            inner = _one_conflict(lines)
+            inner = _one_conflict(lines, depth + 1) if depth < _DEEPEST else None
             if inner is None:
                 return None
             sides[side if side == "<" else "="].append(_written(inner))

@@ -228,13 +228,14 @@ def _is_no_directory(top: Path, path: bytes) -> bool:
 
 def _others(top: Path, path: bytes, ours: set[bytes]) -> Iterator[bytes]:
     """Every file at or below `path` that is not ours."""
-    where = _where(top, path)
-    if not calls.is_directory(where):
-        if path not in ours and mode_now(where) != NONE:
-            yield path
-        return
-    for name in calls.listdir(where):
-        yield from _others(top, path + b"/" + os.fsencode(name), ours)
+    waiting = [path]
+    while waiting:
+        here = waiting.pop()
+        where = _where(top, here)
+        if calls.is_directory(where):
+            waiting += (here + b"/" + os.fsencode(name) for name in calls.listdir(where))
+        elif here not in ours and mode_now(where) != NONE:
+            yield here
 
 
 def _grafted(source: GitSource, from_tree: str, to_tree: str, path: bytes) -> str:
