@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +123,15 @@ def test_conflicts_in_conflicts_are_read_to_a_limit(levels: int) -> None:
 
     with small_stack():
         assert (normalized(text.encode()) is None) == (levels > 2)
+
+
+def test_conflicts_among_many_short_lines_need_little_memory() -> None:
+    text = b"<<<<<<< a\nx\n=======\ny\n>>>>>>> b\n" + b"\n" * 200_000
+    tracemalloc.start()
+    try:
+        assert normalized(text) is not None
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most < 5 * len(text)
