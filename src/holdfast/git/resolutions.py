@@ -1,7 +1,7 @@
 """Resolutions that `git rerere` has recorded, applied to a merge without a work tree.
 
 git keeps them in `rr-cache` of the common directory, which all worktrees share. The hash of the conflicting sides names
-a directory with the file as it conflicted (`preimage`), the file as the user resolved it (`postimage`), and further
+a directory with the file as it conflicted (`preimage`), the file as the user resolved it (`postimage`), and more
 pairs (`preimage.1`). The hash and the normal form of conflicts are git's. This module only reads there.
 
 Resolutions of files that a checkout converts (line endings, filters) are not found: their bytes differ.
