@@ -69,6 +69,7 @@ verify head
 verify --all
 restore head restored
 restore v1 --inplace --reason x
+restore v1 --inplace --worktree spare --reason x
 restore head --inplace --path src --reason x --no-snapshot
 restore head --inplace --dry-run --reason x
 export head {out}/exported

@@ -156,7 +156,7 @@ def places() -> Iterator[Attack]:
     for where, target in {"the home": "home", "a trap": "home/trap", "nothing": "home/planted"}.items():
         yield Attack(f"git's common directory is {where}", _common(target), ALL)
         yield Attack(f"the checkout's git directory is {where}", _checkout_file(target), ALL)
-        yield Attack(f"a registration leads to {where}", _registered(f"{target}/.git"), ALL)
+        yield Attack(f"a registration leads to {where}", _registered(f"{target}/.git"), (*_IN_SPARE, *ALL))
         yield Attack(f"a linked worktree's git directory is {where}", _linked_file(target), (*ALL, *_IN_SIDE))
         yield Attack(f"the common directory of a registration is {where}", _linked_common(target), ALL)
         yield Attack(f"a record says that a worktree is in {where}", _recorded(target), ALL)
@@ -171,6 +171,7 @@ def places() -> Iterator[Attack]:
 
 
 _IN_SIDE = ("snapshot --worktree side -m x", "worktree remove side --force", "worktree rename side other --force")
+_IN_SPARE = ("restore v1 --worktree spare --inplace --reason x",)
 
 
 def _common(target: str) -> Plant:

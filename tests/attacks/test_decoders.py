@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 
+from holdfast.repository.conflict_cache import ObjectName
+from holdfast.store.content import ChunkHash, ChunkName
+from holdfast.store.model import SafeName
 from proof import effort
 from proof.crash import scratch
 from proof.hostile.decoders import all_decoders, names_of_all
@@ -40,3 +45,13 @@ def test_only_a_failure_leaves_the_decoder_of(name: str, decoders: dict[str, Dec
     effort.tried["hostile inputs to decoders"] += count
 
     assert not raised, summary(raised)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(SafeName, "x"), (ObjectName, "0" * 40), (ChunkHash, "0" * 64), (ChunkName, f"{'0' * 64}-00")],
+)
+def test_a_name_with_a_newline_at_its_end_is_refused(kind: Any, text: str) -> None:
+    assert msgspec.convert(text, kind) == text
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(f"{text}\n", kind)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import GitFailed
-from holdfast.git.contents import commit_tree
-from holdfast.git.merging import Merged, merge, write_attributes
+from holdfast.git.contents import TreeEntry, commit_tree
+from holdfast.git.merging import Merged, is_attributes, merge, write_attributes
 from holdfast.git.program import Git
 from holdfast.git.resolutions import conflict_id, normalized
 from tests.git.conftest import commit_all, git, new_repository, write
@@ -397,3 +397,8 @@ def test_random_merges_end_as_those_of_git(top: Path, seed: int) -> None:
         assert found.tree == expected
         if expected is None:
             record(top, "theirs", {each: f"{LINES}resolved {random_.random()}\n" for each in found.conflicts})
+
+
+@pytest.mark.parametrize(("size", "counts"), [(100, True), (101 << 20, False)])
+def test_attributes_that_git_ignores_for_their_size_are_not_read(size: int, counts: bool) -> None:
+    assert is_attributes(TreeEntry(b"sub/.gitattributes", "f", "100644", "0" * 40, size)) == counts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -538,8 +540,12 @@ def test_one_file_is_read_up_to_a_limit(home: Home) -> None:
             contents.read_file(home.git, commit, path, 10)
 
 
-def test_damage_is_found_where_it_is(home: Home) -> None:
+@pytest.mark.parametrize("most", [1 << 20, 0])
+def test_damage_is_found_where_it_is(home: Home, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in files of which git verifies the content, because they are too large to be read at once."""
+    monkeypatch.setattr(contents, "_MOST_AT_ONCE", most)
     write(home.top / "a", "some content")
+    write(home.top / "large", "0" * (4 << 20))
     commit = committed(home.capture())
     assert list(contents.verify(home.git, commit)) == []
     git(home.top, "repack", "-adq")
@@ -552,8 +558,16 @@ def test_damage_is_found_where_it_is(home: Home) -> None:
     oid = git(home.top, "rev-parse", f"{commit}:a")
     (home.git.common / "objects" / oid[:2] / oid[2:]).unlink()
 
+    tracemalloc.start()
     assert [(each.path, each.what) for each in contents.verify(home.git, commit)] == [("a", "missing")]
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    tracemalloc.stop()
     assert [each.what for each in contents.verify(home.git, "0" * 40)] == ["manifest"]
+    oid = git(home.top, "rev-parse", f"{commit}:large")
+    damaged = home.git.common / "objects" / oid[:2] / oid[2:]
+    damaged.chmod(0o644)
+    damaged.write_bytes(zlib.compress(b"blob %d\0" % (4 << 20) + bytes(4 << 20)))
+    assert [each.path for each in contents.verify(home.git, commit)] == ["a", "large"]
 
 
 def test_before_the_first_capture_the_users_index_tells_what_is_unsaved(home: Home) -> None:

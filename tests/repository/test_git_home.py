@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -169,12 +171,63 @@ WORK: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("start", ["commit", "snapshot", "isolated"])
-@pytest.mark.parametrize("what", WORK)
+def _commit_and_leave(path: Path, how: str) -> None:
+    git("checkout", "-q", *how.split(), at=path)
+    git("commit", "-q", "--allow-empty", "-m", "work", at=path)
+    git("checkout", "-q", branch_of("dev"), at=path)
+
+
+def _stage_only(path: Path) -> None:
+    put_files(path, {"src/a": "work"})
+    git("add", "src/a", at=path)
+    git("restore", "--worktree", "--source=HEAD", "src/a", at=path)
+
+
+def _work_in(make: str, path: Path) -> None:
+    git(*make.split(), path / "inner", at=path)
+    put_files(path / "inner", {"work": "work"})
+
+
+def _differ_in_case(path: Path) -> None:
+    put_files(path, {"SRC/A": "work"})
+    git("config", "core.ignoreCase", "true", at=path)
+
+
+def _hide_a_change(path: Path) -> None:
+    git("update-index", "--assume-unchanged", "src/a", at=path)
+    put_files(path, {"src/a": "work"})
+
+
+def _lose(name: str, path: Path) -> None:
+    put_files(path, {"src/a": "work", "work": "work"})
+    (path.parents[1] / "project/.git/worktrees/dev" / name).unlink()
+
+
+HIDDEN_WORK: dict[str, Callable[[Path], object]] = {
+    "in a worktree": partial(_work_in, "worktree add -q -b inner"),
+    "in a repository": partial(_work_in, "init -q"),
+    "only staged": _stage_only,
+    "on no branch": partial(_commit_and_leave, how="--detach"),
+    "on another branch": partial(_commit_and_leave, how="-b other"),
+    "assumed unchanged": _hide_a_change,
+    "of another case": _differ_in_case,
+    "without index": partial(_lose, "index"),
+    "without HEAD": partial(_lose, "HEAD"),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "start"),
+    [
+        *itertools.product(WORK, ["commit", "snapshot", "isolated"]),
+        *itertools.product(HIDDEN_WORK, ["commit"]),
+        *itertools.product(["only staged", "on another branch", "without index"], ["isolated"]),
+    ],
+)
 def test_a_worktree_that_somebody_works_in_is_kept_when_its_creation_is_undone(
     repository: Repository, what: str, start: str
 ) -> None:
-    """Although it stands where the record says, on the branch that the record names."""
+    """Although it stands where the record says, on the branch that the record names; and whatever hides it from git."""
     context, top = repository.context, repository.payload()
     path = context.paths.worktrees / "dev"
     commit = git("rev-parse", "HEAD", at=top)
@@ -189,7 +242,7 @@ def test_a_worktree_that_somebody_works_in_is_kept_when_its_creation_is_undone(
     if start == "snapshot":
         with repository.lease() as lease:
             taken = repository.snapshot(lease=lease).snapshot_id
-    WORK[what](path)
+    (WORK | HIDDEN_WORK)[what](path)
     before, files = of_the_user(top), files_in(path)
     work = GitWorktree(
         path=str(path),

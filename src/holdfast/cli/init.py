@@ -51,7 +51,7 @@ def init(
     """Adopt the git checkout around the current directory, or create a repository in DIRECTORY.
 
     Without DIRECTORY, inside a git checkout, the checkout becomes 'main' as it is: nothing is copied or moved, and the
-    output of 'git status' does not change. Snapshots are commits under refs/holdfast/, further worktrees are git
+    output of 'git status' does not change. Snapshots are commits under refs/holdfast/, new worktrees are git
     worktrees, and the records are in .git/holdfast. 'holdfast deinit' undoes this. If the configuration of the
     repository names programs that git starts, such as filters, they are shown and must be approved.
 
@@ -59,7 +59,7 @@ def init(
     directory of their own: the content of snapshots is sent to a content store, 'postgres:' (the records' own server)
     or s3://BUCKET/PREFIX?endpoint=URL. This option can also be added later, for an existing repository.
 
-    An existing repository stays unchanged. Work in DIRECTORY/main, or in further worktrees: 'holdfast worktree create'.
+    An existing repository stays unchanged. Work in DIRECTORY/main, or in more worktrees: 'holdfast worktree create'.
     The filesystem is tested first, and refused if its locks do not work. A directory inside another repository is
     refused too, because commands there would use the new repository. Other users cannot read its records and snapshots,
     unless it is --shared with a group.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LOST = """\
 The command was stopped: the lease was lost, so another holder may be writing.
 Check what it left half done before you run it again."""
-NOT_SAVED = "The command succeeded, but no snapshot was taken. What it wrote is still in the worktree."
+NOT_SAVED = "The command succeeded, but no snapshot was taken. Its files are still in the worktree."
 CHECK_EVERY = 1.0
 
 

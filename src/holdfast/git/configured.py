@@ -28,6 +28,7 @@ _CONFIG, _OF_WORKTREE = "config", "config.worktree"
 _ALTERNATES = "objects/info/alternates"  # directories of objects elsewhere, which git reads, and touches
 _MOST_BYTES = 1 << 20
 _DEEPEST = 10  # includes, as with git
+_MOST_FILES = 1000
 _LONGEST_SHOWN = 200
 _SUSPICIOUS = re.compile(
     rb"include|clean|smudge|process|driver|command|gitproxy|askpass|helper|uploadpack|receivepack|\bvcs|promisor"
@@ -91,7 +92,7 @@ class ConfiguredProgram(NamedTuple):
 
 
 Stamp = tuple[int, int, int, int] | None
-_known: dict[tuple[Path, ...], list[tuple[Path, Stamp]]] = {}
+_known: dict[tuple[Path, ...], dict[Path, Stamp]] = {}
 """The files of the configurations that this process has found approved, with their stamps at that time."""
 
 
@@ -99,9 +100,9 @@ def require_approved(common: Path, git_dir: Path, listed: List) -> None:
     """Raise `NotApproved` if git in this directory could start a program that the repository names and the user has not
     approved. Before `holdfast init`, everything passes."""
     files = _files(common, git_dir)
-    if files in _known and all(_stamp(path) == stamp for path, stamp in _known[files]):
+    if files in _known and all(_stamp(path) == stamp for path, stamp in _known[files].items()):
         return
-    read: list[tuple[Path, Stamp]] = []
+    read: dict[Path, Stamp] = {}
     root = common / "holdfast"
     found = _found(common, files, listed, read)
     if found and calls.exists(root):
@@ -119,12 +120,10 @@ def programs_of(common: Path, listed: List) -> list[ConfiguredProgram]:
     with contextlib.suppress(NotFound), Directory.open(common / "worktrees") as directory:
         places += [common / "worktrees" / name for name in sorted(directory.directories())]
     files = dict.fromkeys(path for place in places for path in _files(common, place))
-    return _found(common, files, listed, [])
+    return _found(common, files, listed, {})
 
 
-def _found(
-    common: Path, files: Iterable[Path], listed: List, read: list[tuple[Path, Stamp]]
-) -> list[ConfiguredProgram]:
+def _found(common: Path, files: Iterable[Path], listed: List, read: dict[Path, Stamp]) -> list[ConfiguredProgram]:
     programs = [each for path in files for each in _programs_in(path, listed, read)]
     others = (_content(common / _ALTERNATES, read) or b"").split(b"\n")
     programs += [ConfiguredProgram(_ALTERNATES, os.fsdecode(each)) for each in others if each and each[:1] != b"#"]
@@ -136,9 +135,13 @@ def _files(common: Path, git_dir: Path) -> tuple[Path, ...]:
 
 
 def _programs_in(
-    path: Path, listed: List, read: list[tuple[Path, Stamp]], depth: int = 0
+    path: Path, listed: List, read: dict[Path, Stamp], above: tuple[Path, ...] = ()
 ) -> Iterator[ConfiguredProgram]:
-    """The programs that one file and its includes name. `read` collects the files that were examined."""
+    """The programs that one file and its includes name. `read` collects the files that were examined: none is examined
+    twice, because files that include each other often would keep us busy forever."""
+    path = Path(calls.realpath(path.parent), path.name)  # what the file includes is relative to its directory
+    if path in read and path not in above:
+        return
     content = _content(path, read)
     if content is None or not _SUSPICIOUS.search(content):
         return
@@ -147,16 +150,16 @@ def _programs_in(
         if (_PROGRAMS.fullmatch(key) and value != MERGE_DRIVER) or _is_helped(key, value):
             yield ConfiguredProgram(key, value)
         elif _INCLUDES.fullmatch(key):
-            if depth == _DEEPEST:
+            if path in above or len(above) == _DEEPEST or len(read) >= _MOST_FILES:
                 raise Refused(f"the git configuration {path} includes too many files", path=str(path))
             if value.startswith("%("):
                 raise Refused(f"the git configuration {path} includes {value}", path=str(path))
-            yield from _programs_in(path.parent / os.path.expanduser(value), listed, read, depth + 1)
+            yield from _programs_in(path.parent / os.path.expanduser(value), listed, read, (*above, path))
 
 
-def _content(path: Path, read: list[tuple[Path, Stamp]]) -> bytes | None:
+def _content(path: Path, read: dict[Path, Stamp]) -> bytes | None:
     """The content of a file that git reads; None if there is none."""
-    read.append((path, _stamp(path)))
+    read[path] = _stamp(path)
     try:
         content = calls.read_small(os.fspath(path), _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):

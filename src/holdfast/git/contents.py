@@ -19,6 +19,7 @@ from holdfast.trees.walker import remove_tree, shown
 LINK, NONE, TREE = "160000", "000000", "040000"  # modes
 UNKNOWN = "?"  # an object
 _MOST_RUNS = 64
+_MOST_AT_ONCE = 1 << 26  # bytes of a file
 SNAPSHOTS = "refs/holdfast/snapshots/"
 _KINDS = {"100644": "f", "100755": "f", "120000": "l", LINK: "m", TREE: "d"}
 
@@ -220,6 +221,9 @@ def damaged_entries(git: Git, commit: str) -> Iterator[TreeEntry]:
 def _examine(git: Git, entry: TreeEntry) -> Problem | None:
     where = shown(os.fsdecode(entry.path))
     try:
+        if entry.size > _MOST_AT_ONCE:  # git need not have all of it in memory
+            git.run("rev-list", "--objects", "--quiet", "--verify-objects", entry.oid)
+            return None
         content = git.run("cat-file", "blob", entry.oid)
     except GitFailed as failure:
         return Problem(where, "missing", f"git cannot read it: {failure.message}")

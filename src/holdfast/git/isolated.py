@@ -25,7 +25,7 @@ from holdfast.git.look import copy_with_time
 from holdfast.git.program import Git
 from holdfast.git.snapshots import SHA256_LENGTH, make_git_dir
 from holdfast.git.transfer import fetch_from
-from holdfast.git.worktrees import current_branch
+from holdfast.git.worktrees import current_branch, was_elsewhere
 from holdfast.trees.walker import remove_tree, synced
 
 DRAFT = ".holdfast-git"  # in the worktree: the directory with its repository, before that takes the place of `.git`
@@ -35,6 +35,7 @@ _PACK = re.compile(r"pack-[0-9a-f]{40,64}\.pack")
 _CARRIED = r"^(user|filter)\.|^core\.(autocrlf|eol)$"  # settings of the repository that commits there need
 _MOST_OF_A_REF = 1 << 12
 _MOST_OF_ALL_REFS = 64 << 20
+_MOST_OF_AN_INDEX = 1 << 30
 _MOST_LINKS = 5
 
 
@@ -88,6 +89,15 @@ def is_isolated(top: Path) -> bool:
         return False
     found = status_at(top / ".git" / CLONE_OF)
     return found is not None and stat.S_ISREG(found.st_mode)
+
+
+def is_new(top: Path, git_dir: Path, commit: str) -> bool:
+    """Whether only this commit has been checked out in an isolated worktree, and nothing has been staged."""
+    tips, clone = read_tips(top), top / ".git"
+    if {tips.head, *tips.others} != {commit} or was_elsewhere(clone, commit):
+        return False
+    index, own = (durable.read(each / "index", limit=_MOST_OF_AN_INDEX) for each in (git_dir, clone))
+    return index == own
 
 
 def detach(top: Path) -> None:
@@ -178,17 +188,18 @@ def _packed(clone: Directory) -> Iterator[tuple[str, str]]:
 
 
 def _loose(clone: Directory, at: str) -> Iterator[str]:
-    """The commits of all references below a directory; like git, it skips lock files and dangling references."""
-    try:
-        directory = clone.beneath(at)
-    except NotFound:
-        return
-    with directory:
-        for name in sorted(directory.names()):
-            if directory.is_directory(name):
-                yield from _loose(clone, f"{at}/{name}")
-            elif not name.endswith(".lock") and (oid := _resolved(clone, f"{at}/{name}")) is not None:
-                yield oid
+    """The commits of all references below a directory; like git, it skips lock files, dangling references, and names
+    that are too long."""
+    waiting = [at]
+    while waiting:
+        here = waiting.pop()
+        with contextlib.suppress(NotFound), clone.beneath(here) as directory:
+            for name in sorted(directory.names()):
+                path = f"{here}/{name}"
+                if directory.is_directory(name):
+                    waiting += [path] if len(path) < _MOST_OF_A_REF else []
+                elif not name.endswith(".lock") and (oid := _resolved(clone, path)) is not None:
+                    yield oid
 
 
 # --- Fetching -----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from holdfast.git.contents import TREE, TreeEntry, entries
 from holdfast.git.program import Git
 from holdfast.git.resolutions import Unmerged, resolve
 
+_LARGEST_ATTRIBUTES = 100 << 20  # bytes
 _CONFLICT = "CONFLICT"
 _OF_CONTENTS = "CONFLICT (contents)"  # git calls an add/add conflict this too; its text tells them apart
 _AUTOMATIC = "Auto-merging"
@@ -92,8 +93,9 @@ def write_attributes(git: Git, commit: str, directory: Path, *, objects: Path | 
 
 
 def is_attributes(entry: TreeEntry) -> bool:
-    """Whether git would read attributes from this file."""
-    return entry.kind == "f" and entry.path.rpartition(b"/")[2] == b".gitattributes"
+    """Whether git would read attributes from this file: it ignores larger ones."""
+    is_small = entry.size < _LARGEST_ATTRIBUTES
+    return entry.kind == "f" and is_small and entry.path.rpartition(b"/")[2] == b".gitattributes"
 
 
 def replace_files(git: Git, tree: str, oids: dict[bytes, str], *, objects: Path | None = None) -> str:

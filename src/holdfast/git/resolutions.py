@@ -1,7 +1,7 @@
 """Resolutions that `git rerere` has recorded, applied to a merge without a work tree.
 
 git keeps them in `rr-cache` of the common directory, which all worktrees share. The hash of the conflicting sides names
-a directory with the file as it conflicted (`preimage`), the file as the user resolved it (`postimage`), and further
+a directory with the file as it conflicted (`preimage`), the file as the user resolved it (`postimage`), and more
 pairs (`preimage.1`). The hash and the normal form of conflicts are git's. This module only reads there.
 
 Resolutions of files that a checkout converts (line endings, filters) are not found: their bytes differ.
@@ -29,6 +29,7 @@ RESOLUTIONS = "rr-cache"
 _LARGEST = 64 << 20
 _SHA256 = 64
 _REGULAR = ("100644", "100755")
+_DEEPEST = 50
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 _VARIANT = re.compile(r"postimage(\.[1-9][0-9]{0,3})?")
 
@@ -132,33 +133,34 @@ def conflict_id(conflict: NormalConflict, *, is_sha256: bool) -> str:
 
 def normalized(content: bytes) -> NormalConflict | None:
     """The normal form of a file with conflict markers; None if it has none, or markers that do not match."""
-    if b"\0" in content:
+    if b"\0" in content or len(content) > _LARGEST:
         return None
-    lines = iter(_LINES.findall(content))
-    text: list[bytes] = []
+    lines = (each[0] for each in _LINES.finditer(content))  # a list of short lines would be many times larger
+    text = bytearray()
     sides: list[bytes] = []
     for line in lines:
         if not _is_marker(line, b"<"):
-            text.append(line)
+            text += line
             continue
         found = _one_conflict(lines)
         if found is None:
             return None
         sides += found
-        text.append(_written(found))
-    return NormalConflict(b"".join(text), tuple(sides)) if sides else None
+        text += _written(found)
+    return NormalConflict(bytes(text), tuple(sides)) if sides else None
 
 
-def _one_conflict(lines: Iterator[bytes]) -> tuple[bytes, bytes] | None:
-    """The two sides, the smaller first, of the conflict whose first marker was just read; None if it does not end."""
-    sides: dict[str, list[bytes]] = {"<": [], "|": [], "=": []}
+def _one_conflict(lines: Iterator[bytes], depth: int = 0) -> tuple[bytes, bytes] | None:
+    """The two sides, the smaller first, of the conflict whose first marker was just read; None if it does not end, or
+    has too many conflicts in each other."""
+    sides = {"<": bytearray(), "|": bytearray(), "=": bytearray()}
     side = "<"
     for line in lines:
         if _is_marker(line, b"<"):
-            inner = _one_conflict(lines)
+            inner = _one_conflict(lines, depth + 1) if depth < _DEEPEST else None
             if inner is None:
                 return None
-            sides[side if side == "<" else "="].append(_written(inner))
+            sides[side if side == "<" else "="] += _written(inner)
         elif _is_marker(line, b"|"):
             if side != "<":
                 return None
@@ -170,10 +172,10 @@ def _one_conflict(lines: Iterator[bytes]) -> tuple[bytes, bytes] | None:
         elif _is_marker(line, b">"):
             if side != "=":
                 return None
-            one, two = sorted((b"".join(sides["<"]), b"".join(sides["="])))
+            one, two = sorted((bytes(sides["<"]), bytes(sides["="])))
             return one, two
         else:
-            sides[side].append(line)
+            sides[side] += line
     return None
 
 

@@ -6,11 +6,12 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from holdfast.errors import Changed, GitFailed, Refused
-from holdfast.fs import calls
-from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in
-from holdfast.git.look import Indexed, Look, WorkTree, ignored_among
+from holdfast.errors import Changed, Failure, GitFailed, Refused
+from holdfast.fs import calls, durable
+from holdfast.git.contents import LINK, NONE, UNKNOWN, Difference, changes_of, differences, differences_in, read_file
+from holdfast.git.look import STATUS, Indexed, Look, WorkTree, ignored_among, looked
 from holdfast.git.program import Background, Git
 from holdfast.git.snapshots import GitSource, git_dir_of, known_sums, publish_index, start, sums_of, with_links
 from holdfast.trees.results import Change
@@ -18,6 +19,8 @@ from holdfast.trees.walker import shown
 
 _AT_ONCE = 500  # paths as arguments
 _MOST_NAMED = 5
+_MOST_COMPARED = 1 << 28  # bytes of a file
+_HIDING_NOTHING = ("core.ignoreStat=false", "core.ignoreCase=false", "core.fileMode=true", "core.symlinks=true")
 
 
 def unsaved(git: Git, top: Path, index: Path, tree: str) -> Iterator[Change]:
@@ -36,6 +39,32 @@ def unsaved(git: Git, top: Path, index: Path, tree: str) -> Iterator[Change]:
     found = [each for path in combined.paths() if (each := combined.difference(path)) is not None]
     for change in changes_of(git, found):
         yield change if change.what == "removed" else change._replace(size=_size(top, change))
+
+
+def foreign_files(git: Git, top: Path, git_dir: Path, index: Path, commit: str) -> set[bytes]:
+    """The files at `top`, and nested repositories with a slash, that are neither in a commit nor an incomplete copy of
+    a file in it. Ignored files count too. Creates `index`, and reads no other."""
+
+    def run(*arguments: str, content: bytes | None = None) -> bytes:
+        how: dict[str, Any] = {"worktree": top, "git_dir": git_dir, "index": index, "settings": _HIDING_NOTHING}
+        return git.run(*arguments, content=content, **how)
+
+    run("read-tree", commit)
+    staged = (each.partition(b"\t") for each in run("ls-files", "--stage", "-z").split(b"\0"))
+    links = [path for facts, _, path in staged if facts.startswith(LINK.encode())]
+    if links:  # git would not list the files where a nested repository belongs
+        run("update-index", "-z", "--force-remove", "--stdin", content=b"\0".join(links))
+    others = run("ls-files", "--others", "-z").split(b"\0")
+    found = {*looked(run(*STATUS)).changed, *filter(None, others)}
+    return {each for each in found if not _is_part_of(git, commit, top, each)}
+
+
+def _is_part_of(git: Git, commit: str, top: Path, path: bytes) -> bool:
+    try:
+        content = durable.read(Path(_where(top, path)), limit=_MOST_COMPARED)
+        return read_file(git, commit, path, _MOST_COMPARED).startswith(content)
+    except Failure:
+        return False
 
 
 def _size(top: Path, change: Change) -> int:
@@ -199,13 +228,14 @@ def _is_no_directory(top: Path, path: bytes) -> bool:
 
 def _others(top: Path, path: bytes, ours: set[bytes]) -> Iterator[bytes]:
     """Every file at or below `path` that is not ours."""
-    where = _where(top, path)
-    if not calls.is_directory(where):
-        if path not in ours and mode_now(where) != NONE:
-            yield path
-        return
-    for name in calls.listdir(where):
-        yield from _others(top, path + b"/" + os.fsencode(name), ours)
+    waiting = [path]
+    while waiting:
+        here = waiting.pop()
+        where = _where(top, here)
+        if calls.is_directory(where):
+            waiting += (here + b"/" + os.fsencode(name) for name in calls.listdir(where))
+        elif here not in ours and mode_now(where) != NONE:
+            yield here
 
 
 def _grafted(source: GitSource, from_tree: str, to_tree: str, path: bytes) -> str:

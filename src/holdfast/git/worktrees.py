@@ -184,6 +184,18 @@ def head_commit(git: Git, path: Path) -> str | None:
         return None
 
 
+def was_elsewhere(git_dir: Path, commit: str) -> bool:
+    """Whether HEAD of a worktree has ever been at another commit, as far as its reflog tells, or it has submodules."""
+    with Directory.open(git_dir) as directory:
+        if directory.status("modules") is not None:
+            return True
+    try:
+        lines = durable.read(git_dir / "logs/HEAD").splitlines()
+    except NotFound:
+        return False
+    return any(each.split(b" ", 2)[1:2] != [commit.encode()] for each in lines)
+
+
 def first_commit(git: Git, commit: str) -> str:
     """The first commit in the history of a commit, along first parents."""
     return git.run("rev-list", "--first-parent", "--max-parents=0", commit).decode().split()[-1]

@@ -232,9 +232,9 @@ def _ending(issue: Issue, ending: Ending, *, commits: bool) -> list[str]:
     done = "the issue is done" if not issue.open_gates() else "the issue waits for its gates, and is then done"
     saved = "The files stay in the worktree, for the next attempt."
     if ending in (Ending.COMMAND, Ending.LANDING):
-        written = "What you wrote becomes a snapshot"
+        written = "Your work becomes a snapshot"
         if ending is Ending.LANDING:
-            written = "What you wrote becomes a commit and lands on the branch"
+            written = "Your work becomes a commit and lands on the branch"
         if ending is Ending.LANDING and commits:
             written = "Commit all of your work first: what you have committed lands on the branch"
         return [
@@ -244,7 +244,7 @@ def _ending(issue: Issue, ending: Ending, *, commits: bool) -> list[str]:
         ]
     if ending is Ending.TOOL:
         return [
-            f"Success: call finish_work with the outcome done. What you wrote becomes a snapshot, and {done}.",
+            f"Success: call finish_work with the outcome done. Your work becomes a snapshot, and {done}.",
             f"Failure: call finish_work with the outcome failed and the reason. {saved}",
         ]
     return [

@@ -133,7 +133,7 @@ def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
     new = [gate for gate in dict.fromkeys(gates) if gate not in issue.gates_required]
     if not new:
         return issue
-    check_changeable(issue, "it cannot require further gates")
+    check_changeable(issue, "it cannot require more gates")
     pending = {gate: NEW_GATE for gate in new if gate not in issue.gates_status}
     return msgspec.structs.replace(
         issue, gates_required=(*issue.gates_required, *new), gates_status={**issue.gates_status, **pending}

@@ -380,7 +380,6 @@ class Transactions:
         return tuple(dict.fromkeys((*known, *others)))
 
     def with_dependencies(self, issue: Issue) -> Seen:
-        """The issue and its dependencies."""
         seen = Seen({issue.id: issue}, {})
         self.look_at_each(issue.dependencies, seen)
         return seen

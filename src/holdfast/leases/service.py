@@ -174,7 +174,7 @@ class LeaseService:
         return self._grant(worktree, request, wait=True)
 
     def leave(self, worktree: str, ticket: str) -> None:
-        """Leave the queue."""
+        """Leave the queue; a ticket that is not in it changes nothing."""
         self._transact(worktree, lambda view, now, keys: rules.leave(view, now, keys, ticket))
 
     def steal(self, worktree: str, request: LeaseRequest) -> LeaseGranted:

@@ -8,7 +8,7 @@
 | `lock_requested` | `owner` joins the queue, in the order of the ledger within a `priority` |
 | `lock_withdrawn` | it leaves the queue |
 
-The first three are the specification's; other programs write them too, without our further fields. They count as in
+The first three are the specification's; other programs write them too, without our additional fields. They count as in
 the specification's own replay: a release or reap ends the claim on its node, whatever owner it names. A malformed
 lock event has no effect. `verify` reports both.
 """

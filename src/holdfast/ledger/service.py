@@ -172,7 +172,7 @@ class Claims:
         return self._answer(request, wait=True)
 
     def leave_queue(self, request: ClaimRequest) -> None:
-        """Leave the queue."""
+        """Leave the queue; a request that is not in it changes nothing."""
         self._commit(lambda state, now: rules.withdraw(state, now, request))
 
     def extend(self, node: str, owner: str, *, ttl: float | None = None, claim_id: str = "") -> Claim:

@@ -35,6 +35,7 @@ fails as on a full disk: removing the draft loses nothing."""
 
 _PROBE = re.compile(r"\.holdfast-probe-[0-9a-f]{12}", re.ASCII)
 _CONTROL = (".jvs", ".holdfast", ".jit", "ledger")  # where drafts are written
+_MOST_LEVELS = 9  # records are not deeper
 _TREES = ("snapshots", "remnants", "quarantine", "tmp")  # users' content, and scratch directories
 
 
@@ -90,7 +91,9 @@ def drafts(examination: Examination) -> Iterator[Finding]:
             yield findings.of("draft-left", str(path.relative_to(root)), message, partial(_remove, path))
 
 
-def _litter_below(path: Path, now: float, *, is_top: bool = False) -> Iterator[tuple[Path, float]]:
+def _litter_below(
+    path: Path, now: float, *, is_top: bool = False, levels: int = _MOST_LEVELS
+) -> Iterator[tuple[Path, float]]:
     try:
         with Directory.open(path) as directory:
             names, below = sorted(directory.names()), set(directory.directories())
@@ -104,8 +107,8 @@ def _litter_below(path: Path, now: float, *, is_top: bool = False) -> Iterator[t
         if status is not None and now - status.st_mtime >= DRAFT_AGE:
             yield path / name, now - status.st_mtime
     for name in sorted(below - probes):
-        if not (is_top and name in _TREES):
-            yield from _litter_below(path / name, now)
+        if levels and not (is_top and name in _TREES):
+            yield from _litter_below(path / name, now, levels=levels - 1)
 
 
 def _remove(path: Path) -> None:

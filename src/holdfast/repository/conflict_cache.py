@@ -29,7 +29,7 @@ _MOST_BYTES = 16 << 20
 _MOST_ENTRIES = 4_000
 _MOST_PATHS = 2_000  # of one tree; more are not kept
 
-ObjectName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40,64}$", max_length=64)]
+ObjectName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40,64}\Z", max_length=64)]
 Found = tuple[tuple[str, ...], tuple[str, ...]]
 """The paths that conflict in a merge, and git's messages; both empty if it is clean."""
 

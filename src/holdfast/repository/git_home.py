@@ -22,9 +22,9 @@ from holdfast.fs.names import printable
 from holdfast.git import contents
 from holdfast.git import worktrees as linked
 from holdfast.git.checkout import clone_in, is_worktree_of
-from holdfast.git.isolated import DRAFT, detach, is_begun, is_isolated, isolate
-from holdfast.git.look import WorkTree, below
-from holdfast.git.restore import require_no_ignored, restore, unsaved
+from holdfast.git.isolated import DRAFT, detach, is_begun, is_isolated, is_new, isolate
+from holdfast.git.look import below
+from holdfast.git.restore import foreign_files, require_no_ignored, restore
 from holdfast.git.snapshots import GitSource
 from holdfast.repository.context import (
     MAIN,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 _BEGUN = "begun"  # a mark in a scratch directory: files may have changed
 _MOST_ATTEMPTS = 10
 _MOST_NAMED = 3
-_MOST_COMPARED = 1 << 28
 
 
 class GitHome(GitSnapshots):
@@ -168,14 +167,19 @@ class GitHome(GitSnapshots):
 
     def _write(self, operation: Operation, path: Path, old: str, new: str) -> None:
         """Turn the files of commit `old` into those of `new`; if a file matches neither, raises and changes nothing."""
-        from holdfast.trees.walker import remove_tree
-
-        objects = self.paths.scratch / operation.operation_id / "objects"
-        make_directories(objects.parent)
-        remove_tree(objects)  # a git that was killed leaves its lock file there
+        objects = self._empty_room(operation, "objects")
         source = GitSource(self.git, path, self.index(path), objects)
         only = None if operation.path is None else os.fsencode(operation.path)
         restore(source, self.tree(old), self.tree(new), only)
+
+    def _empty_room(self, operation: Operation, name: str) -> Path:
+        """A path in the operation's scratch directory that does not exist: a killed git leaves its lock files."""
+        from holdfast.trees.walker import remove_tree
+
+        room = self.paths.scratch / operation.operation_id / name
+        make_directories(room.parent)
+        remove_tree(room)
+        return room
 
     def is_placed(self, operation: Operation) -> bool:
         return self.paths.registration(operation.worktree_id) is not None
@@ -195,7 +199,7 @@ class GitHome(GitSnapshots):
         require_place(self.paths, self.git)
         begun = list(self._registrations_at(context, path, f"{work.branch}"))
         if begun and (self._is_begun(path, begun) or is_begun(path, self.paths.common)):
-            if self._has_work(operation, path):
+            if self._has_work(operation, path, self._git_dir_at(path) or begun[0]):
                 return
             remove_tree(path)
         else:
@@ -206,40 +210,31 @@ class GitHome(GitSnapshots):
         if work.new_branch:
             self._forget_branch(f"{work.branch}", f"{work.commit}")
 
-    def _has_work(self, operation: Operation, path: Path) -> bool:
-        """Whether the worktree at `path` has commits or files that its creation did not make. Until git has written the
-        index, a checkout is incomplete, and nobody can have worked in it."""
-        from holdfast.trees.walker import remove_tree
-
-        found = is_worktree_of(os.fspath(path), os.fspath(self.paths.common))
-        if found is None or not entry_exists(Path(found.git_dir) / "index"):
-            return False
-        work = _work(operation)
-        if work.isolated:
-            remove_tree(path / DRAFT)
+    def _has_work(self, operation: Operation, path: Path, git_dir: Path) -> bool:
+        """Whether the worktree at `path` may have commits or files that its creation did not make. The index may be
+        planted, so nothing depends on it; what cannot be read is kept."""
+        work, index = _work(operation), git_dir / "index"
+        commit, branch = f"{work.commit}", f"refs/heads/{work.branch}"
+        with Directory.open(path) as directory:
+            is_empty = not {*directory.names()} - {".git"} and not directory.is_directory(".git")
+        if is_empty and not entry_exists(index):
+            return False  # git has not begun to write files
         try:
-            fetch_work(self.paths, self.git, path)
-            if linked.head_commit(self.git, path) != work.commit:
+            if self._branch_of(git_dir) != branch or linked.commit_of(self.git, branch) != commit:
                 return True
-            index = self.index(path)
-            changed = [*unsaved(self.git, path, index, self.tree(f"{work.commit}"))]
-            made = {each.path for each in changed if each.what != "removed"}
-            ignored = WorkTree(self.git, path, Path(found.git_dir) / "index").ignored()
-            if operation.snapshot_id is None or not (made or ignored):
-                return bool(made or ignored)
-            snapshot = self.commit(operation.snapshot_id)
-            foreign = made & {each.path for each in unsaved(self.git, path, index, self.tree(snapshot))}
-            return not all(self._is_part_of(snapshot, path, each) for each in [*foreign, *ignored])
-        except Failure:  # what cannot be read is kept
-            return True
-
-    def _is_part_of(self, commit: str, top: Path, path: bytes) -> bool:
-        """Whether a file is one of a commit, of which git may not have written all."""
-        try:
-            content = durable.read(top / os.fsdecode(path), limit=_MOST_COMPARED)
-            return contents.read_file(self.git, commit, path, _MOST_COMPARED).startswith(content)
+            if linked.was_elsewhere(git_dir, commit) or (is_isolated(path) and not is_new(path, git_dir, commit)):
+                return True
+            how: dict[str, Any] = {"worktree": path, "git_dir": git_dir, "index": index}
+            if entry_exists(index) and self.git.run("diff-index", "--cached", "--raw", commit, "--", **how):
+                return True
+            commits = [commit, *([] if operation.snapshot_id is None else [self.commit(operation.snapshot_id)])]
+            room = self._empty_room(operation, "index")
+            make_directories(room)
+            found = [foreign_files(self.git, path, git_dir, room / "index", each) for each in commits]
+            draft = os.fsencode(f"{DRAFT}/") if work.isolated else None
+            return bool(set.intersection(*found) - {draft})
         except Failure:
-            return False
+            return True
 
     def _forget_branch(self, branch: str, commit: str) -> None:
         """Delete a branch that is at a commit, unless it is checked out or no other reference reaches the commit."""
@@ -249,10 +244,14 @@ class GitHome(GitSnapshots):
             if len(having) > 1 and linked.commit_of(self.git, f"refs/heads/{branch}") == commit:
                 linked.delete_branch_if_contained(self.git, branch, commit)
 
+    def _git_dir_at(self, path: Path) -> Path | None:
+        found = is_worktree_of(os.fspath(path), os.fspath(self.paths.common))
+        return None if found is None else Path(found.git_dir)
+
     def _is_begun(self, path: Path, registrations: Sequence[Path]) -> bool:
         """Whether git created the directory at `path` for one of these registrations. If git was killed, even the file
         `.git` may be incomplete."""
-        if is_worktree_of(str(path), os.fspath(self.paths.common)) is not None:
+        if self._git_dir_at(path) is not None:
             return True
         try:
             content = durable.read(path / ".git", limit=1 << 16)
@@ -390,6 +389,7 @@ class GitHome(GitSnapshots):
             raise NotFound(f"there is no {how.path} in the snapshot {source.snapshot_id}", path=how.path)
         is_missing = not entry_exists(path) and worktree != self.paths.main
         if is_missing:  # recreate it as git would
+            self._require_known_place(worktree, path)
             make_directories(path, mode=0o777)
             durable.create(path / ".git", b"gitdir: " + os.fsencode(self.paths.git_dir(worktree)) + b"\n")
             if (known := context.config(worktree).git) and known.isolated:
@@ -401,6 +401,15 @@ class GitHome(GitSnapshots):
         facts: dict[str, Any] = {"snapshot_id": source.snapshot_id, "path": how.path, "reason": how.reason}
         facts["keeps"] = how.keep and not is_missing
         return context.operation(OperationKind.RESTORE, room.scratch_id, worktree, context.store.now(), **facts)
+
+    def _require_known_place(self, worktree: str, path: Path) -> None:
+        """Refuse to create the directory of a worktree except beside the others: a stranger's repository may register
+        any path."""
+        self.place_for_worktrees()
+        if calls.realpath(path.parent) != calls.realpath(self.paths.worktrees):
+            hint = "Put it back. Or restore the snapshot into a new worktree: without --inplace."
+            message = f"the directory of {worktree} is missing, and {path} is not in {self.paths.worktrees}"
+            raise Refused(message, hint=hint, worktree=worktree, path=str(path))
 
     def _before(self, context: RepositoryContext, worktree: str) -> str | None:
         """The commit of the content that a restore replaces, as far as it is known; None before the first commit."""

@@ -328,14 +328,23 @@ def _purpose(repository: Repository, home: GitHome, settings: Settings, commit: 
 
 
 def _is_match(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path matches a pattern, part by part; `**` stands for any number of directories."""
-    if not path or not pattern:
-        return not path and not pattern
+    """Whether a path matches a pattern, part by part; `**` stands for any number of directories. Only the last `**` so
+    far is tried again: what comes before it matches anyway."""
     if pattern[-1] != "**" and not fnmatchcase(path[-1], pattern[-1]):
         return False  # by far the most frequent case
-    if pattern[0] == "**":
-        return len(pattern) == 1 or any(_is_match(path[start:], pattern[1:]) for start in range(len(path)))
-    return fnmatchcase(path[0], pattern[0]) and _is_match(path[1:], pattern[1:])
+    at, here, again = 0, 0, None
+    while at < len(path):
+        if here < len(pattern) and pattern[here] == "**":
+            here += 1
+            again = at, here
+        elif here < len(pattern) and fnmatchcase(path[at], pattern[here]):
+            at, here = at + 1, here + 1
+        elif again is not None:
+            again = again[0] + 1, again[1]
+            at, here = again
+        else:
+            return False
+    return here == len(pattern)
 
 
 def described(run: CheckRun | None) -> str:

@@ -49,7 +49,7 @@ class Patch(NamedTuple):
 
 
 def patches(context: RepositoryContext, comparison: Comparison, *, steps: int = sys.maxsize) -> Iterator[Patch]:
-    """A unified diff of every file and symbolic link whose content differs. Once `steps` are used up, every further
+    """A unified diff of every file and symbolic link whose content differs. Once `steps` are used up, every other
     file counts as too large."""
     one, other = _Content(context, comparison.old), _Content(context, comparison.new)
     for change in filter(_has_lines, comparison.changes):

@@ -47,6 +47,8 @@ LONGEST_OUTPUT = 4000  # characters of a failed command's output that are report
 _READ = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
 _WRITE = os.O_WRONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW"))
 _RIGHTS = 0o777
+_ANYWHERE = "**"
+_LONGEST_PATH = 4096  # no program can open what has a longer one
 PORTS_FILE = "ports.json"
 _MOST_BYTES = 64 << 20
 
@@ -210,58 +212,66 @@ def files_to_copy(repository: Repository, settings: Settings) -> list[tuple[str,
 
 
 def _matches(repository: Repository, main: Directory, settings: Settings) -> Iterator[str]:
-    """The paths in `main` that the patterns match; not those of other worktrees."""
+    """The paths in `main` that the patterns match, without anything below them; not those of other worktrees."""
     paths = repository.context.paths
     others = (each for each in (*paths.foreign(paths.main), paths.worktrees) if each.is_relative_to(main.path))
     left_out = {each.relative_to(main.path).as_posix() for each in others}
-    for pattern in settings.copy:
-        yield from _below(main, split_relative(pattern), "", left_out)
+    return _below(main, {tuple(split_relative(each)) for each in settings.copy}, left_out)
 
 
-def _below(directory: Directory, parts: Sequence[str], at: str, others: set[str]) -> Iterator[str]:
+def _below(main: Directory, patterns: set[tuple[str, ...]], others: set[str]) -> Iterator[str]:
     """The paths below a directory that a pattern matches; no link is followed, and control directories and `others` are
-    left out."""
-    first, rest = parts[0], parts[1:]
-    anywhere = first == "**"
-    if anywhere and rest:
-        yield from _below(directory, rest, at, others)
-    for name in sorted(directory.names()):
-        is_left_out = name.lower() in RESERVED or f"{at}{name}" in others
-        if is_left_out or not (anywhere or fnmatchcase(name, first)):
-            continue
-        if not rest:
-            yield f"{at}{name}"
-        elif directory.is_directory(name):
-            with directory.enter(name) as below:
-                yield from _below(below, parts if anywhere else rest, f"{at}{name}/", others)
+    left out. Enters each directory once, with what is left of each pattern there: a pattern may be a stranger's."""
+    waiting = [("", patterns)]
+    while waiting:
+        at, wanted = waiting.pop()
+        wanted = {each[start:] for each in wanted for start in _starts(each)}
+        with _at(main, at) as directory:
+            for name in sorted(directory.names()):
+                if name.lower() in RESERVED or f"{at}{name}" in others:
+                    continue
+                found = {each for each in wanted if each[0] == _ANYWHERE or fnmatchcase(name, each[0])}
+                if any(len(each) == 1 for each in found):
+                    yield f"{at}{name}"
+                elif found and len(at) < _LONGEST_PATH and directory.is_directory(name):
+                    rest = {each if each[0] == _ANYWHERE else each[1:] for each in found}
+                    waiting.append((f"{at}{name}/", rest))
+
+
+def _starts(pattern: tuple[str, ...]) -> range:
+    """The places in a pattern that apply here: `**` stands for no directory, too."""
+    leading = next((number for number, each in enumerate(pattern) if each != _ANYWHERE), len(pattern) - 1)
+    return range(leading + 1)
+
+
+def _at(top: Directory, path: str, *, create: bool = False) -> contextlib.AbstractContextManager[Directory]:
+    return top.beneath(path.rstrip("/"), create=create, mode=_RIGHTS) if path else contextlib.nullcontext(top)
 
 
 def _copy(source: Directory, target: Directory, path: str) -> int:
     """Copy the file, the link itself, or the directory with its content at `path`; return the number of files. Replaces
     nothing."""
-    above, _, name = path.rpartition("/")
-    with contextlib.ExitStack() as held:
-        if above:
-            source = held.enter_context(source.beneath(above))
-            target = held.enter_context(target.beneath(above, create=True, mode=_RIGHTS))
-        return _copy_entry(source, target, name)
+    above, slash, name = path.rpartition("/")
+    copied, waiting = 0, [(above + slash, [name])]
+    while waiting:  # not a recursion: a directory may be deep
+        at, names = waiting.pop()
+        with _at(source, at) as here, _at(target, at, create=True) as there:
+            for name in names or sorted(each for each in here.names() if each.lower() not in RESERVED):
+                status = here.status(name)
+                if status is not None and stat.S_ISDIR(status.st_mode) and len(at) < _LONGEST_PATH:
+                    there.enter(name, create=True, mode=stat.S_IMODE(status.st_mode) & _RIGHTS | stat.S_IRWXU).close()
+                    waiting.append((f"{at}{name}/", []))
+                elif status is not None and there.status(name) is None:
+                    copied += _copy_entry(here, there, name, status.st_mode)
+    return copied
 
 
-def _copy_entry(source: Directory, target: Directory, name: str) -> int:
-    status = source.status(name)
-    if status is None:
-        return 0
-    if stat.S_ISDIR(status.st_mode):
-        mode = stat.S_IMODE(status.st_mode) & _RIGHTS | stat.S_IRWXU
-        with source.enter(name) as inner, target.enter(name, create=True, mode=mode) as made:
-            return sum(_copy_entry(inner, made, each) for each in sorted(inner.names()) if each.lower() not in RESERVED)
-    if target.status(name) is not None:
-        return 0
+def _copy_entry(source: Directory, target: Directory, name: str, mode: int) -> int:
     with failing_to("copy", source.where(name)), contextlib.suppress(AlreadyExists, FileExistsError):
-        if stat.S_ISLNK(status.st_mode):
+        if stat.S_ISLNK(mode):
             calls.symlink(calls.readlink(source.at(name), dir_fd=source.fd), target.at(name), dir_fd=target.fd)
             return 1
-        if stat.S_ISREG(status.st_mode):
+        if stat.S_ISREG(mode):
             _copy_file(source, target, name)
             return 1
     return 0

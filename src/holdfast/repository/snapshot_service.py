@@ -100,7 +100,7 @@ class Snapshots:
 
     def patches(self, comparison: Comparison, *, steps: int = sys.maxsize) -> Iterator[Patch]:
         """The differing lines of every file and symbolic link whose content differs. Once `steps` are used up, every
-        further file counts as too large."""
+        other file counts as too large."""
         from holdfast.repository.patches import patches
 
         return patches(self._context, comparison, steps=steps)

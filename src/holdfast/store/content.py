@@ -20,8 +20,8 @@ EXPECTED = "'postgres:', or s3://bucket/prefix?endpoint=https://…&region=…"
 S3_OPTIONS = ("endpoint", "region", "virtual_hosted_style")
 SETTING = "content"
 
-ChunkHash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-ChunkName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}-([0-9a-f]{2})+$")]
+ChunkHash = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+ChunkName = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}-([0-9a-f]{2})+\Z")]
 
 
 class ContentStore(Protocol):

@@ -173,7 +173,7 @@ class FileCapture:
                     self._copy_again(directory, name, raw)
 
     def _not_to_link(self, listing: Listing) -> set[str]:
-        """Files that have further names, and files that could change again without a trace."""
+        """Files that have other names too, and files that could change again without a trace."""
         found: set[str] = set()
         if listing.linked:
             found |= {listing.names[at] for at, each in enumerate(listing.statuses) if each.st_nlink != 1}

@@ -378,7 +378,7 @@ def without_first_link(raw: bytes) -> bytes:
 
 
 def with_first_link(raw: bytes, first: bytes) -> bytes:
-    """The entry of a further name of the file at the path `first`; of the only name if that is empty."""
+    """The entry of another name of the file at the path `first`; of the only name if that is empty."""
     at = _extras_at(raw)
     xattrs = decode_extras(raw[at:]).get(b"X")
     extras = (_extra(b"H", first) if first else b"") + (_extra(b"X", xattrs) if xattrs else b"")

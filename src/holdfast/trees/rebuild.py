@@ -133,7 +133,7 @@ class _Rebuild:
             self._create(file, (self._source.chunks([each])[each] for each in pieces))
 
     def link(self) -> None:
-        """Give files their further names, where the first one is in this tree; otherwise, copy them."""
+        """Give files their other names, where the first one is in this tree; otherwise, copy them."""
         for file in self._links:
             name, first = os.fsdecode(file.entry.name), file.entry.first_link
             if first not in self._names or not self._linked(file.directory, name, os.fsdecode(first)):

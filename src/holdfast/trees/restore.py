@@ -90,7 +90,7 @@ class _Pair(NamedTuple):
     source: Stored
     path: str
     target: TreeWalker
-    first: TreeWalker  # a second walker of the copy, for further names of a file
+    first: TreeWalker  # a second walker of the copy, for other names of a file
     new_path: str
     top: bytes
 

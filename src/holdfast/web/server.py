@@ -31,7 +31,7 @@ class ServerOptions(NamedTuple):
 
     host: str = "127.0.0.1"
     port: int = 0
-    names: tuple[str, ...] = ()  # further names in `Host`, for an address that is not loopback
+    names: tuple[str, ...] = ()  # more names in `Host`, for an address that is not loopback
     writable: bool = False
 
 
