@@ -25,6 +25,7 @@ from holdfast.issues.prompt import Ending, issue_prompt
 from holdfast.issues.tracker import Update
 from holdfast.leases.service import HeldLease
 from holdfast.repository.context import Proof
+from holdfast.repository.holdings import issue_claims
 from holdfast.repository.landing import Landings, LandOptions, require_landed
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_plan import on_new_tip
@@ -237,6 +238,9 @@ def test_an_issue_is_finished_by_the_landing_and_not_before(project: Project) ->
     with pytest.raises(IssueClaimed):
         tracker.claims.claim(issue_id, tracker.claims.request("agent:other"))
     assert tracker.issue(issue_id).state is State.IN_PROGRESS
+    (held,) = issue_claims(project.root, None)
+    assert (held.time_left, held.until) == (None, None)
+    assert f"landing cancel {entry.landing_id}" in held.reclaim.how
     project.landings().wait(entry.landing_id)
     assert tracker.issue(issue_id).state is State.DONE
     record = tracker.claims.state(issue_id)

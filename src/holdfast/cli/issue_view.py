@@ -187,6 +187,8 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
     if claim := record["claim"]:
         time = format_duration(abs(claim["time_left"]))
         expiry = f"expires in {time}" if claim["time_left"] > 0 else f"expired {time} ago"
+        if claim.get("held_for"):
+            expiry = f"held until the landing {claim['held_for']} has an outcome"
         yield f"  claim         {claim['claim_id']}"
         yield f"                by {claim['actor']}, token {claim['token']}, {expiry}"
     yield f"  created       {record['created_at']}"
