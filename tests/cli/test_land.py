@@ -109,6 +109,7 @@ def test_a_failed_check_has_a_log(shop: Shop) -> None:
     shop.worktree("dev", bad="1\n")
     failure = shop.failed("land", "dev", status=1)
     assert failure["code"] == "E_LANDING_FAILED"
+    assert f"landing log {failure['landing']}" in failure["hint"]
     assert "looking" in shop.ok("landing", "log", failure["landing"])["log"]
     assert "test ! -e bad" in shop("landing", "log", failure["landing"]).stdout
 

@@ -160,6 +160,45 @@ def test_a_preview_merges_uncommitted_work_and_changes_nothing(project: Project)
     assert landings.preview("dev", LandOptions()).conflicts == ()
 
 
+def test_a_preview_says_what_the_work_would_wait_for(project: Project) -> None:
+    path, landings = worktree(project), project.landings()
+    (path / "src/f1").write_text("mine\n")
+    assert landings.preview("dev", LandOptions()).waits_for == ""
+    (project.top / "src/f1").write_text("edited\n")
+    index = (project.top / ".git/index").read_bytes()
+    assert "uncommitted changes in files that landing changes: src/f1" in landings.preview("dev", LandOptions()).waits_for
+    assert (project.top / ".git/index").read_bytes() == index
+    (project.top / "src/f1").write_text("mine\n")
+    assert landings.preview("dev", LandOptions()).waits_for == ""
+    git("checkout", "-q", "src/f1", at=project.top)
+    (project.top / "new").write_text("untracked\n")
+    (path / "new").write_text("tracked\n")
+    assert "new" in landings.preview("dev", LandOptions()).waits_for
+
+
+def test_a_preview_says_that_the_branch_has_the_work_already(project: Project) -> None:
+    path, landings = worktree(project), project.landings()
+    squashed = LandOptions(style=LandingStyle.SQUASH)
+    assert landings.preview("dev", LandOptions()).is_there
+    (path / "new").write_text("new\n")
+    assert not landings.preview("dev", squashed).is_there
+    landings.wait(enqueue(project, "dev", squashed).landing_id)
+    assert landings.preview("dev", squashed).is_there
+    assert not landings.preview("dev", LandOptions()).is_there
+
+
+def test_a_preview_raises_what_the_claim_of_somebody_else_would_raise(project: Project) -> None:
+    worktree(project)
+    issue_id, tracker = project.issue("of another"), project.landings().changes.tracker
+    claim = tracker.claims.claim(issue_id, tracker.claims.request("agent:other"))
+    with pytest.raises(IssueClaimed):
+        project.landings().preview("dev", LandOptions(issue_id=issue_id))
+    mine = LandOptions(issue_id=issue_id, claim=ClaimId.parse(claim.claim.claim_id))
+    assert project.landings().preview("dev", mine).is_there
+    enqueue(project, "dev", mine)
+    assert project.landings().preview("dev", LandOptions(issue_id=issue_id)).ahead == 0
+
+
 def test_a_stale_holder_of_the_worktree_cannot_queue_its_work(project: Project) -> None:
     landings = project.landings()
     landings._repository.worktrees.create("dev")
@@ -485,6 +524,9 @@ def test_squashed_work_is_one_commit(project: Project) -> None:
     assert git("rev-list", "--count", f"{before}..trunk", at=project.top) == "1"
     assert (project.top / "new").read_text() == "2\n"
     project.verdict()
+    again, tip = project.queue(two, style=LandingStyle.SQUASH), project.tip()
+    assert project.landings().wait(again.landing_id).landed_as == tip
+    assert project.tip() == tip
 
 
 def test_work_that_is_on_the_branch_lands_without_a_commit(project: Project) -> None:

@@ -212,6 +212,7 @@ def _record(landings: Landings, entry: Landing) -> dict[str, Any]:
 def _show_preview(output: Output, worktree: str, found: Preview) -> None:
     record = {**found._asdict(), "conflicts": list(found.conflicts), "worktree": worktree}
     lines = [f"{worktree} would land on {found.branch}."]
+    lines = [f"{found.branch} has all the work of {worktree} already."] if found.is_there else lines
     lines += ["Its uncommitted work would be committed first."] if found.has_uncommitted else []
     lines += [f"It conflicts now, in: {', '.join(found.conflicts)}"] if found.conflicts else []
     lines += [f"{counted(found.ahead, 'entry')} would come first."] if found.ahead else []

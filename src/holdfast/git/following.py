@@ -93,12 +93,13 @@ class Move(NamedTuple):
     new: str
 
 
-def require_clear(git: Git, follower: Follower, move: Move, private: Path) -> None:
-    """Raise `CheckoutInTheWay` if the checkout could not follow now. Changes nothing but the file `private`."""
+def require_clear(git: Git, follower: Follower, move: Move, private: Path, *, objects: Path | None = None) -> None:
+    """Raise `CheckoutInTheWay` if the checkout could not follow now. Changes nothing but the file `private`. With
+    `objects`, the new tip may be a tree that exists only in this directory."""
     _require_idle(git, follower, move)
     if entry_exists(follower.git_dir / _LOCK) and _owner(follower.git_dir) != move.intent_id:
         raise _locked(follower)
-    with _Files(git, follower, move, private) as files:
+    with _Files(git, follower, move, private, objects) as files:
         files.require_room()
         files.switch(dry=True)
 
@@ -232,10 +233,10 @@ def _require_idle(git: Git, follower: Follower, move: Move) -> None:
 class _Files:
     """The files of a checkout that a move changes, and a private copy of its index. A context manager."""
 
-    def __init__(self, git: Git, follower: Follower, move: Move, private: Path) -> None:
+    def __init__(self, git: Git, follower: Follower, move: Move, private: Path, objects: Path | None = None) -> None:
         self._follower, self._move = follower, move
-        self._found = list(differences(git, move.old, move.new))
-        self._tree = WorkTree(git, follower.top, private)
+        self._found = list(differences(git, move.old, move.new, objects=objects))
+        self._tree = WorkTree(git, follower.top, private, objects)
 
     def __enter__(self) -> Self:
         if not copy_with_time(self._follower.git_dir / "index", self._tree.index):
@@ -248,7 +249,7 @@ class _Files:
     def _run(self, *arguments: str, content: bytes | None = None) -> bytes:
         """Run git on the private index with the user's own settings, because it will replace the user's index."""
         tree = self._tree
-        return tree.git.run(*arguments, worktree=tree.top, index=tree.index, content=content)
+        return tree.git.run(*arguments, worktree=tree.top, index=tree.index, objects=tree.objects, content=content)
 
     def require_room(self) -> None:
         """4. Raise if an untracked file is in the way."""

@@ -136,7 +136,8 @@ class FrozenWork(NamedTuple):
 
 
 class NewTip(NamedTuple):
-    """The new tip, or None if the merge conflicts. It is the old tip if that already contains the commit."""
+    """The new tip, or None if the merge conflicts. It is the old tip if that already contains the commit, or with
+    `squash` all of its changes."""
 
     tip: str | None
     merged: Merged
@@ -153,7 +154,7 @@ def add(
     merged = merge(git, tip, addition.commit, attributes=attributes)
     if merged.tree is None:
         return NewTip(None, merged)
-    if merged.tree == tip_tree and is_contained(git, addition.commit, tip):
+    if merged.tree == tip_tree and (addition.squash or is_contained(git, addition.commit, tip)):
         return NewTip(tip, merged)
     parents = ("-p", tip) if addition.squash else ("-p", tip, "-p", addition.commit)
     words = "commit-tree", *parents, "-F", "-", merged.tree

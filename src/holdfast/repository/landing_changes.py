@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.errors import Changed, NotFound, Refused
 from holdfast.issues import landing as issue_landing
+from holdfast.issues import rules as issue_rules
 from holdfast.issues.landing import HeldFor, Surroundings, surroundings
 from holdfast.issues.model import CLAIMS, INDEX, ClaimId, State
 from holdfast.issues.rules import IssueClaimRequest
@@ -88,6 +89,21 @@ class LandingChanges:
         """The queued entries of a target."""
         found = [self._store.read(LANDINGS.key(each)) for each in target.queue]
         return [each.record for each in found if each is not None and each.record.is_open]
+
+    def check_claim(self, issue_id: str, claim: ClaimId | None, target: str, worktree: str) -> None:
+        """Raise what `enqueue` would raise if somebody else has the issue, or its claim is not in force."""
+        transactions = self._transactions
+        issue, record, now = transactions.read(issue_id), self.tracker.claims.state(issue_id), transactions.moment()
+        if issue is None or issue.state in (*issue_rules.FINISHED, State.GATED):
+            return
+        held_for = record.claim.held_for if record is not None and record.claim is not None else None
+        known = self.target(target)
+        if held_for in [each.landing_id for each in (self.queued(known) if known else []) if each.worktree_id == worktree]:
+            return
+        if claim is not None:
+            issue_rules.in_force(issue_id, record, now, claim)
+        else:
+            issue_rules.grant(issue, record, now, self.tracker.claims.request(), transactions.lookup)
 
     # --- Changing ----------------------------------------------------------------------------------
 

@@ -238,8 +238,8 @@ class _Ongoing:
         if not self._is_ready(base, settings, purpose, environment) and not self._cancelled.is_set():
             message = f"no scratch worktree can be prepared for checks, not even for the tip of the branch: {why}"
             hint = (
-                "The work stays queued. Find the cause ('holdfast landing log ID' has the output), then continue: "
-                "'holdfast land --all'."
+                f"The work stays queued. Find the cause ('holdfast landing log {self._files.run.landing_id}' has the "
+                "output), then continue: 'holdfast land --all'."
             )
             raise SetupFailed(message, hint=hint, log=log)
 
