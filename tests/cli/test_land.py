@@ -114,6 +114,27 @@ def test_a_failed_check_has_a_log(shop: Shop) -> None:
     assert "test ! -e bad" in shop("landing", "log", failure["landing"]).stdout
 
 
+def test_the_failed_run_of_a_flaky_check_has_a_log_too(shop: Shop) -> None:
+    shop.ok("config", "set", "land.checks", "if mkdir ../seen; then echo flaked; exit 1; fi; echo passed")
+    shop.worktree("dev", one="changed\n")
+    result = shop("land", "dev")
+    assert "a check failed first" in result.stderr
+    landed = shop.ok("landing", "list", "--all")["landings"][0]
+    assert landed["flaky"]
+    found = shop.ok("landing", "log", landed["id"], "--all")
+    assert ["\nflaked\n" in each["log"] for each in found["runs"]] == [True, False]
+    assert "\npassed\n" in shop.ok("landing", "log", landed["id"])["log"]
+
+
+def test_every_entry_of_a_batch_has_its_log(shop: Shop) -> None:
+    shop.ok("config", "set", "land.checks", "echo looking")
+    for name in ("a", "b"):
+        shop.worktree(name, **{name: "new\n"})
+        shop.ok("land", name, "--no-wait")
+    decided = shop.ok("land", "--all")["decided"]
+    assert len({shop.ok("landing", "log", each["id"])["run_id"] for each in decided}) == 1
+
+
 def test_a_checkout_in_the_way_is_named_when_the_time_is_up(shop: Shop) -> None:
     shop.worktree("dev", one="changed\n")
     (shop.top / "one").write_text("mine\n")

@@ -106,7 +106,9 @@ class Publisher:
     def _finish(self, intent: PublishIntent) -> None:
         if self._changes.finish(self._name, intent):
             for each in intent.entries:
-                self._tell(f"{each.landing_id} landed on {self._branch} as {each.landed_as[:12]}")
+                flaky = each.landing_id in intent.flaky
+                how = f"; a check failed first ('holdfast landing log {each.landing_id} --all')" if flaky else ""
+                self._tell(f"{each.landing_id} landed on {self._branch} as {each.landed_as[:12]}{how}")
         self._told = ""
 
     def _wait_for(self, lease: HeldLease, failure: Failure) -> None:
