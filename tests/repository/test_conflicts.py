@@ -484,3 +484,11 @@ def test_an_agent_is_warned_when_its_worktree_conflicts_already(repository: Repo
 
     assert "Warning: one conflicts with two in 1 file: a. See 'holdfast conflicts --worktree one'." in warned.stderr
     assert "conflicts" not in quiet.stderr
+
+
+def test_a_repository_without_a_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(git_init, "require_safe", lambda directory, records_elsewhere: SAFE)
+    git("init", "-q", tmp_path / "new")
+    adopt_checkout(tmp_path / "new")
+    with pytest.raises(Refused, match="no commit yet"):
+        find_conflicts(Repository(tmp_path / "new"))

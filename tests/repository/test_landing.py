@@ -166,7 +166,9 @@ def test_a_preview_says_what_the_work_would_wait_for(project: Project) -> None:
     assert landings.preview("dev", LandOptions()).waits_for == ""
     (project.top / "src/f1").write_text("edited\n")
     index = (project.top / ".git/index").read_bytes()
-    assert "uncommitted changes in files that landing changes: src/f1" in landings.preview("dev", LandOptions()).waits_for
+    assert (
+        "uncommitted changes in files that landing changes: src/f1" in landings.preview("dev", LandOptions()).waits_for
+    )
     assert (project.top / ".git/index").read_bytes() == index
     (project.top / "src/f1").write_text("mine\n")
     assert landings.preview("dev", LandOptions()).waits_for == ""
@@ -749,6 +751,7 @@ def test_work_lands_on_the_branch_of_a_remote_and_the_checkout_follows(project: 
     git("push", "-q", "origin", f"{someone}:refs/heads/trunk", at=project.top)  # since the entry was queued
     landed = require_landed(project.landings().wait(entry.landing_id))
     assert git("rev-parse", "trunk", at=remote) == landed.landed_as == project.tip()
+    assert git("rev-parse", "origin/trunk", at=project.top) == landed.landed_as, "git status must not say: ahead"
     assert (project.top / "new").exists()
     assert (project.top / "pushed").exists()
     assert git("for-each-ref", "refs/holdfast", at=remote) == ""

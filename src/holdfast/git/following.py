@@ -146,6 +146,12 @@ def _go_forward(files: _Files, held: _HeldIndex) -> None:
             files.go_back()
         held.is_settled = True
         raise
+    except GitFailed as failure:  # halfway: the disk is full, or a file cannot be written
+        if held.resumed or not files.undo():
+            raise
+        held.is_settled = True
+        message = f"{files.top} cannot be updated: {failure.message}"
+        raise CheckoutInTheWay(message, hint=failure.hint, path=str(files.top)) from failure
 
 
 def retreat(git: Git, follower: Follower, move: Move, private: Path) -> None:
@@ -238,6 +244,10 @@ class _Files:
         self._found = list(differences(git, move.old, move.new, objects=objects))
         self._tree = WorkTree(git, follower.top, private, objects)
 
+    @property
+    def top(self) -> Path:
+        return self._follower.top
+
     def __enter__(self) -> Self:
         if not copy_with_time(self._follower.git_dir / "index", self._tree.index):
             self._run("read-tree", "--empty")
@@ -274,6 +284,15 @@ class _Files:
     def resume(self) -> None:
         """Settle the files that a dead process left behind."""
         self._resume(self._found, self._move.new)
+
+    def undo(self) -> bool:
+        """Give the checkout its files again after git has failed halfway, and has left the private index as it was.
+        Returns False if one of them still differs: a person may have written it since."""
+        for each in sorted(self._found, key=lambda each: each.modes[0] != NONE):
+            is_old, is_new = self._is_as(each)
+            if not is_old and (is_new or self._is_torn(each, self._move.new)):
+                self._roll_back(each)
+        return all(self._is_as(each)[0] for each in self._found)
 
     def go_back(self) -> None:
         """Give the checkout the files of the old commit again, except those that differ from that commit in the user's

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import GitFailed, NotFound, Refused
+from holdfast.errors import Failure, GitFailed, NotFound, Refused
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, sync_parents
 from holdfast.git import worktrees as linked
@@ -224,6 +224,16 @@ def tip_of(git: Git, branch: str) -> str | None:
         return linked.commit_of(git, f"refs/heads/{branch}")
     except NotFound:
         return None
+
+
+def follow_push(git: Git, remote: str, branch: str, commit: str) -> None:
+    """Advance the user's reference for a branch of a remote, if there is one, as `git push` does."""
+    name = f"refs/remotes/{remote}/{branch}"
+    with contextlib.suppress(Failure):  # it is only a note of where the remote was
+        here = linked.commit_of(git, name)
+        if here != commit and is_contained(git, here, commit):
+            require_plain_reference(git.common, name)
+            git.run("update-ref", "--no-deref", "-m", "holdfast: land", name, commit, here)
 
 
 def swap(git: Git, branch: str, old: str, new: str, worktree: Path | None = None) -> bool:

@@ -192,6 +192,9 @@ class _Search:
 
     def _find_target(self, main: Registered | None) -> _Side:
         branch = self._into or (main and main.branch)
+        if self._into is None and main is not None and main.head is None:
+            message = f"{main.path} has no commit yet, so there is nothing to merge with"
+            raise Refused(message, hint="Make the first one: 'git commit'.", path=str(main.path))
         commit = commit_of(self._git, f"refs/heads/{branch}" if branch else "HEAD")
         return _Side(branch or commit[:12], commit, self._trees([commit])[commit])
 

@@ -98,7 +98,9 @@ class LandingChanges:
             return
         held_for = record.claim.held_for if record is not None and record.claim is not None else None
         known = self.target(target)
-        if held_for in [each.landing_id for each in (self.queued(known) if known else []) if each.worktree_id == worktree]:
+        if held_for in [
+            each.landing_id for each in (self.queued(known) if known else []) if each.worktree_id == worktree
+        ]:
             return
         if claim is not None:
             issue_rules.in_force(issue_id, record, now, claim)

@@ -171,6 +171,8 @@ class Publisher:
 
     def _follow_remote(self, intent: PublishIntent) -> None:
         """Let the local branch follow the remote one if nothing is in the way; otherwise, a person has to pull."""
+        if (remote := self._target.remote) is not None:
+            landing.follow_push(self._git, remote.name, self._branch, intent.new)
         here = landing.tip_of(self._git, self._branch)
         if here is None or here == intent.new or not landing.is_contained(self._git, here, intent.new):
             return
