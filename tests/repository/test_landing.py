@@ -35,6 +35,7 @@ from holdfast.repository.landing_records import (
     Landing,
     LandingState,
     LandingStyle,
+    LandingTarget,
     PublishIntent,
     in_order,
     target_name,
@@ -101,6 +102,25 @@ def test_the_same_work_is_queued_once_and_newer_work_replaces_it(project: Projec
     project.landings().work_off()
     assert project.landed() == [second.landing_id]
     project.verdict()
+
+
+def test_work_is_queued_however_often_others_come_first(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    commits, real = [project.commit({f"f{number}": "1\n"}) for number in range(4)], LandingChanges.target
+
+    def target(self: LandingChanges, name: str) -> LandingTarget | None:
+        found = real(self, name)
+        if commits:
+            with monkeypatch.context() as patch:
+                patch.setattr(LandingChanges, "target", real)
+                project.queue(commits.pop())
+        return found
+
+    monkeypatch.setattr(LandingChanges, "target", target)
+    entry = enqueue(project, "dev")
+    assert project.entry(entry).is_open
+    assert len(project.landings().queued()) == 5
 
 
 def test_unresolved_conflicts_are_not_committed(project: Project) -> None:

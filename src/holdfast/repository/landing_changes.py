@@ -27,6 +27,7 @@ from holdfast.leases import rules as lease_rules
 from holdfast.leases.service import COMMAND_TTL, HeldLease
 from holdfast.ledger.log import EVENTS as LEDGER
 from holdfast.ledger.log import META, checked, stamped
+from holdfast.locks.retry import RetryConfig
 from holdfast.repository.context import Proof, RepositoryContext, publishing_keys, token_check
 from holdfast.repository.landing_records import (
     LANDINGS,
@@ -41,6 +42,7 @@ from holdfast.store.model import Append, Decision, Key, Stream, View
 
 Result = TypeVar("Result")
 _MOST_VOID = 64
+_PERSISTENT = RetryConfig(max_attempts=100, initial_delay=0.02, max_delay=0.5)  # an agent's work depends on it
 
 
 class NewLanding(NamedTuple):
@@ -128,15 +130,15 @@ class LandingChanges:
                 if check is not None:
                     check(draft.view, draft.moment.now)
                 target = draft.get(TARGETS.key(landing.target))
-                if target != known:
-                    raise Changed("the queue changed meanwhile", target=landing.target)
+                if target is not None and not set(target.queue) <= set(known.queue if known else ()):
+                    raise Changed("the queue changed meanwhile", target=landing.target)  # perhaps by this worktree
                 return self._enqueue(draft, new, target, before, request)
 
             issue_ids = [each for each in (landing.issue_id, *(e.issue_id for e in before)) if each]
             named = [landing.landing_id, *(each.landing_id for each in before)]
             return self._change(body, landing.target, named, issue_ids, also=keys, dependencies=True)
 
-        return self._transactions.retrying(attempt)
+        return self._transactions.retrying(attempt, _PERSISTENT)
 
     def _enqueue(
         self,
@@ -226,7 +228,7 @@ class LandingChanges:
                     self._transactions.settle_others(neighbours, issue)
             return done
 
-        return self._transactions.retrying(attempt)
+        return self._transactions.retrying(attempt, _PERSISTENT)
 
     def _mark_landed(self, draft: Draft, intent: PublishIntent, each: IntentEntry, around: Surroundings) -> bool:
         """Mark an entry as landed, and finish its issue; False if it has landed before."""
@@ -333,7 +335,7 @@ class LandingChanges:
             issue_ids = [known.issue_id] if known.issue_id else []
             return self._change(body, known.target, [landing_id], issue_ids, dependencies=True)
 
-        return self._transactions.retrying(attempt)
+        return self._transactions.retrying(attempt, _PERSISTENT)
 
     # --- Parts -------------------------------------------------------------------------------------
 
