@@ -403,6 +403,14 @@ def test_the_culprit_fails_alone_and_the_others_land(project: Project) -> None:
     project.verdict()
 
 
+def test_what_a_culprit_leaves_in_ignored_files_fails_nobody_else(project: Project) -> None:
+    project.write(".git/info/exclude", "cache\n")
+    change(project.root, CHECKS, ["test ! -e bad || touch cache; test ! -e cache"])
+    bad, good = (project.queue(project.commit({name: "1\n"})) for name in ("bad", "good"))
+    project.landings().work_off()
+    assert [project.entry(each).state for each in (bad, good)] == [LandingState.FAILED, LandingState.LANDED]
+
+
 def test_a_machine_on_which_no_setup_works_blames_no_entry(project: Project) -> None:
     change(project.root, CHECKS, ["true"])
     away = project.top.parent / "away"

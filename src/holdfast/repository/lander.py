@@ -198,8 +198,15 @@ class Lander:
     def _run(
         self, tested: CandidateCommit, checks: Sequence[LandingCheck], landing_id: str, cancelled: threading.Event
     ) -> CheckRun:
+        """Run the checks; if they have failed for the same candidate, in a worktree without the leftovers of others."""
         return run_checks(
-            self._repository, tested, checks, target=self._target.branch, landing_id=landing_id, cancelled=cancelled
+            self._repository,
+            tested,
+            checks,
+            target=self._target.branch,
+            landing_id=landing_id,
+            afresh=tested.entries in self._runs,
+            cancelled=cancelled,
         )
 
     def _fail(self, lease: HeldLease, work: _Work, failed: Candidate) -> bool:
