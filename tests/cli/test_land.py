@@ -114,6 +114,14 @@ def test_a_failed_check_has_a_log(shop: Shop) -> None:
     assert "test ! -e bad" in shop("landing", "log", failure["landing"]).stdout
 
 
+def test_what_has_landed_cannot_be_withdrawn_and_names_are_told_apart(shop: Shop) -> None:
+    shop.worktree("dev", one="changed\n")
+    landed = shop.ok("land", "dev")["id"]
+    assert "has landed on trunk" in shop.failed("landing", "cancel", landed, status=7)["message"]
+    assert "holdfast land" in shop.failed("landing", "retry", landed, status=7)["hint"]
+    assert shop.failed("land", "nothing", status=3)["message"] == "there is no worktree or issue nothing"
+
+
 def test_the_failed_run_of_a_flaky_check_has_a_log_too(shop: Shop) -> None:
     shop.ok("config", "set", "land.checks", "if mkdir ../seen; then echo flaked; exit 1; fi; echo passed")
     shop.worktree("dev", one="changed\n")

@@ -165,7 +165,11 @@ def _named(
         return OpenedRepository(repository, work), issue_id
     changes = landings_of(repository, output, None).changes
     if changes.has_issues():
-        found = changes.tracker.find_id(work)
+        try:
+            found = changes.tracker.find_id(work)
+        except NotFound as failure:
+            hint = "List them: 'holdfast worktree list' and 'holdfast issue list'."
+            raise NotFound(f"there is no worktree or issue {work}", hint=hint) from failure
         worktree = f"issue-{found[:8]}"
         if worktree in known:
             return OpenedRepository(repository, worktree), found

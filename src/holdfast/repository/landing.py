@@ -230,7 +230,8 @@ class Landings:
         if outside := outside_scope(changed, issue.touches):
             names = ", ".join(outside[:_MOST_NAMED]) + (", ..." if len(outside) > _MOST_NAMED else "")
             message = f"the work changes paths that its issue {issue.id[:8]} does not touch: {names}"
-            hint = "Undo these changes, or let the issue touch the paths: 'holdfast issue update ID --touches GLOB'."
+            allow = f"'holdfast issue update {issue.id[:8]} --touches GLOB'"
+            hint = f"Undo these changes, or let the issue touch the paths: {allow}."
             raise Refused(message, hint=hint, issue_id=issue.id, paths=outside)
 
     def push_beside(self, worktree: str, proof: Proof | None, options: LandOptions) -> tuple[str, str]:
@@ -366,11 +367,16 @@ class Landings:
         return commit_tree(self.git, tree, parents, objects=objects), objects
 
     def cancel(self, landing_id: str, reason: str) -> Landing:
-        """Withdraw an entry from its queue, and give its claim back. An entry with an outcome is left alone."""
+        """Withdraw an entry from its queue, and give its claim back. An entry with an outcome is left alone; `Refused`
+        if it has landed."""
         import msgspec
 
         entry = self.changes.landing(landing_id)
-        return self.changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN, reason=reason))
+        found = self.changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN, reason=reason))
+        if found.state is LandingState.LANDED:
+            hint = f"'git show {(found.landed_as or '')[:12]}' shows it; 'git revert' can take it back."
+            raise Refused(f"{landing_id} has landed on {found.branch}, so it cannot be withdrawn", hint=hint)
+        return found
 
     def retry(self, landing_id: str, claim: ClaimId | None) -> Landing:
         """Requeue the commit of an entry that did not land; `NotFound` if its commit is no longer here."""

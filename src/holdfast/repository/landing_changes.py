@@ -318,7 +318,8 @@ class LandingChanges:
                 if entry.is_open:
                     return entry
                 if entry.state is LandingState.LANDED:
-                    raise Refused(f"{landing_id} has landed", landing=landing_id)
+                    hint = "To land newer work of the worktree: 'holdfast land'."
+                    raise Refused(f"{landing_id} has landed already", hint=hint, landing=landing_id)
                 fresh = Landing(
                     **{name: getattr(entry, name) for name in _KEPT}, sequence=target.sequence + 1, queued_at=draft.at
                 )
