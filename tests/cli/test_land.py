@@ -109,8 +109,38 @@ def test_a_failed_check_has_a_log(shop: Shop) -> None:
     shop.worktree("dev", bad="1\n")
     failure = shop.failed("land", "dev", status=1)
     assert failure["code"] == "E_LANDING_FAILED"
+    assert f"landing log {failure['landing']}" in failure["hint"]
     assert "looking" in shop.ok("landing", "log", failure["landing"])["log"]
     assert "test ! -e bad" in shop("landing", "log", failure["landing"]).stdout
+
+
+def test_what_has_landed_cannot_be_withdrawn_and_names_are_told_apart(shop: Shop) -> None:
+    shop.worktree("dev", one="changed\n")
+    landed = shop.ok("land", "dev")["id"]
+    assert "has landed on trunk" in shop.failed("landing", "cancel", landed, status=7)["message"]
+    assert "holdfast land" in shop.failed("landing", "retry", landed, status=7)["hint"]
+    assert shop.failed("land", "nothing", status=3)["message"] == "there is no worktree or issue nothing"
+
+
+def test_the_failed_run_of_a_flaky_check_has_a_log_too(shop: Shop) -> None:
+    shop.ok("config", "set", "land.checks", "if mkdir ../seen; then echo flaked; exit 1; fi; echo passed")
+    shop.worktree("dev", one="changed\n")
+    result = shop("land", "dev")
+    assert "a check failed first" in result.stderr
+    landed = shop.ok("landing", "list", "--all")["landings"][0]
+    assert landed["flaky"]
+    found = shop.ok("landing", "log", landed["id"], "--all")
+    assert ["\nflaked\n" in each["log"] for each in found["runs"]] == [True, False]
+    assert "\npassed\n" in shop.ok("landing", "log", landed["id"])["log"]
+
+
+def test_every_entry_of_a_batch_has_its_log(shop: Shop) -> None:
+    shop.ok("config", "set", "land.checks", "echo looking")
+    for name in ("a", "b"):
+        shop.worktree(name, **{name: "new\n"})
+        shop.ok("land", name, "--no-wait")
+    decided = shop.ok("land", "--all")["decided"]
+    assert len({shop.ok("landing", "log", each["id"])["run_id"] for each in decided}) == 1
 
 
 def test_a_checkout_in_the_way_is_named_when_the_time_is_up(shop: Shop) -> None:

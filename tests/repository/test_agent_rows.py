@@ -196,6 +196,35 @@ def test_blocked_and_failed_landings_are_listed_until_they_are_queued_again() ->
     assert attention(landings=LandingQueues((), (failed, again))) == []
 
 
+def test_work_that_did_not_land_is_listed_until_its_worktree_is_gone_or_its_issue_finished() -> None:
+    failed = landing(2, worktree_id="w", issue_id=ISSUE, state=LandingState.CONFLICT)
+    rejected = Issue(id=ISSUE, title="x", state=State.REJECTED)
+
+    assert attention(landings=LandingQueues((), (failed,)), issues=issues()) == [("landing", "l2")]
+    assert attention(landings=LandingQueues((), (failed,)), issues=issues(rejected)) == []
+    assert attention(landings=LandingQueues((), (failed,), frozenset({"w"}))) == []
+
+
+def test_a_queue_that_nobody_lands_is_listed() -> None:
+    target = LandingTarget(name="main", branch="main", queue=("l1",))
+    queues = LandingQueues((target,), (landing(1, issue_id=ISSUE),))
+    lander = Holding("named lease", "landing-main", "agent:a", time_left=5.0, ttl=10.0, liveness=Liveness.ALIVE)
+    waiting = Issue(id=ISSUE, title="x", dependencies=("other",))
+
+    assert attention(landings=queues) == [("queue", "main")]
+    assert attention(lander, landings=queues) == []
+    assert ("queue", "main") in attention(lander._replace(liveness=Liveness.DEAD), landings=queues)
+    assert ("queue", "main") not in attention(
+        landings=queues, issues=issues(waiting, Issue(id="other", title="", state=State.IN_PROGRESS))
+    )
+
+
+def test_a_claim_that_is_held_for_a_landing_outlives_its_process_without_a_word() -> None:
+    held = claim(ISSUE, "agent:a", "p1")._replace(time_left=None, liveness=Liveness.DEAD)
+
+    assert attention(held) == []
+
+
 def test_conflicts_the_disk_and_the_store_are_listed_and_errors_come_first() -> None:
     conflict = WorktreeConflict("a", "b", False, ("f1", "f2", "f3", "f4"), ())
     unreadable = (UnreadableKind("lease", "no answer"), UnreadableKind("issue", "no answer"))

@@ -107,14 +107,33 @@ def test_a_worktree_conflicts_with_what_has_landed_and_with_uncommitted_work_in_
 
     report = find_conflicts(repository)
 
-    assert found(report) == {("one", "trunk"): ("a",), ("main", "one"): ("a",), ("main", "two"): ("b",)}
-    assert [each.with_target for each in report.conflicts] == [True, False, False]
-    assert [each.other for each in report.of("one")] == ["trunk", "main"]
+    assert found(report) == {("one", "trunk"): ("a",), ("main", "two"): ("b",)}
+    assert [each.with_target for each in report.conflicts] == [True, False]
+    assert [each.other for each in report.of("two")] == ["main"]
     assert find_conflicts(repository, into="hf/three").target == "hf/three"
     with pytest.raises(NotFound):
         find_conflicts(repository, into="nothing")
     with pytest.raises(NotFound):
         find_conflicts(repository, only="nothing")
+
+
+def test_a_worktree_that_is_behind_does_not_conflict_with_those_that_follow_the_branch(repository: Repository) -> None:
+    change(repository, "one", "a", "of one")
+    change(repository, "main", "a", "landed")
+    change(repository, "main", "b", "landed")
+    commit_all(repository.payload())
+    for name in ("later", "another"):
+        repository.worktrees.create(name)
+    change(repository, "later", "deep/d", "of later")
+    change(repository, "another", "a", "of another, on top of what landed")
+
+    assert found(find_conflicts(repository)) == {("one", "trunk"): ("a",), ("another", "one"): ("a",)}
+    assert find_conflicts(repository, only="later").conflicts == ()
+    assert found(find_conflicts(repository, only="another")) == {("another", "one"): ("a",)}
+
+    change(repository, "one", "b", "of one too")
+    change(repository, "later", "b", "of later")
+    assert found(find_conflicts(repository, only="later")) == {("later", "one"): ("a", "b")}
 
 
 def remove_and_change(repository: Repository) -> None:
@@ -465,3 +484,11 @@ def test_an_agent_is_warned_when_its_worktree_conflicts_already(repository: Repo
 
     assert "Warning: one conflicts with two in 1 file: a. See 'holdfast conflicts --worktree one'." in warned.stderr
     assert "conflicts" not in quiet.stderr
+
+
+def test_a_repository_without_a_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(git_init, "require_safe", lambda directory, records_elsewhere: SAFE)
+    git("init", "-q", tmp_path / "new")
+    adopt_checkout(tmp_path / "new")
+    with pytest.raises(Refused, match="no commit yet"):
+        find_conflicts(Repository(tmp_path / "new"))

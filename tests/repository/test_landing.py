@@ -25,6 +25,7 @@ from holdfast.issues.prompt import Ending, issue_prompt
 from holdfast.issues.tracker import Update
 from holdfast.leases.service import HeldLease
 from holdfast.repository.context import Proof
+from holdfast.repository.holdings import issue_claims
 from holdfast.repository.landing import Landings, LandOptions, require_landed
 from holdfast.repository.landing_changes import LandingChanges
 from holdfast.repository.landing_plan import on_new_tip
@@ -34,6 +35,7 @@ from holdfast.repository.landing_records import (
     Landing,
     LandingState,
     LandingStyle,
+    LandingTarget,
     PublishIntent,
     in_order,
     target_name,
@@ -102,6 +104,25 @@ def test_the_same_work_is_queued_once_and_newer_work_replaces_it(project: Projec
     project.verdict()
 
 
+def test_work_is_queued_however_often_others_come_first(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = worktree(project)
+    (path / "new").write_text("1\n")
+    commits, real = [project.commit({f"f{number}": "1\n"}) for number in range(4)], LandingChanges.target
+
+    def target(self: LandingChanges, name: str) -> LandingTarget | None:
+        found = real(self, name)
+        if commits:
+            with monkeypatch.context() as patch:
+                patch.setattr(LandingChanges, "target", real)
+                project.queue(commits.pop())
+        return found
+
+    monkeypatch.setattr(LandingChanges, "target", target)
+    entry = enqueue(project, "dev")
+    assert project.entry(entry).is_open
+    assert len(project.landings().queued()) == 5
+
+
 def test_unresolved_conflicts_are_not_committed(project: Project) -> None:
     path = worktree(project)
     (path / "src/f0").write_text("mine\n")
@@ -157,6 +178,47 @@ def test_a_preview_merges_uncommitted_work_and_changes_nothing(project: Project)
         landings.preview("dev", LandOptions())
     git("add", "src/f0", at=path)
     assert landings.preview("dev", LandOptions()).conflicts == ()
+
+
+def test_a_preview_says_what_the_work_would_wait_for(project: Project) -> None:
+    path, landings = worktree(project), project.landings()
+    (path / "src/f1").write_text("mine\n")
+    assert landings.preview("dev", LandOptions()).waits_for == ""
+    (project.top / "src/f1").write_text("edited\n")
+    index = (project.top / ".git/index").read_bytes()
+    assert (
+        "uncommitted changes in files that landing changes: src/f1" in landings.preview("dev", LandOptions()).waits_for
+    )
+    assert (project.top / ".git/index").read_bytes() == index
+    (project.top / "src/f1").write_text("mine\n")
+    assert landings.preview("dev", LandOptions()).waits_for == ""
+    git("checkout", "-q", "src/f1", at=project.top)
+    (project.top / "new").write_text("untracked\n")
+    (path / "new").write_text("tracked\n")
+    assert "new" in landings.preview("dev", LandOptions()).waits_for
+
+
+def test_a_preview_says_that_the_branch_has_the_work_already(project: Project) -> None:
+    path, landings = worktree(project), project.landings()
+    squashed = LandOptions(style=LandingStyle.SQUASH)
+    assert landings.preview("dev", LandOptions()).is_there
+    (path / "new").write_text("new\n")
+    assert not landings.preview("dev", squashed).is_there
+    landings.wait(enqueue(project, "dev", squashed).landing_id)
+    assert landings.preview("dev", squashed).is_there
+    assert not landings.preview("dev", LandOptions()).is_there
+
+
+def test_a_preview_raises_what_the_claim_of_somebody_else_would_raise(project: Project) -> None:
+    worktree(project)
+    issue_id, tracker = project.issue("of another"), project.landings().changes.tracker
+    claim = tracker.claims.claim(issue_id, tracker.claims.request("agent:other"))
+    with pytest.raises(IssueClaimed):
+        project.landings().preview("dev", LandOptions(issue_id=issue_id))
+    mine = LandOptions(issue_id=issue_id, claim=ClaimId.parse(claim.claim.claim_id))
+    assert project.landings().preview("dev", mine).is_there
+    enqueue(project, "dev", mine)
+    assert project.landings().preview("dev", LandOptions(issue_id=issue_id)).ahead == 0
 
 
 def test_a_stale_holder_of_the_worktree_cannot_queue_its_work(project: Project) -> None:
@@ -237,6 +299,9 @@ def test_an_issue_is_finished_by_the_landing_and_not_before(project: Project) ->
     with pytest.raises(IssueClaimed):
         tracker.claims.claim(issue_id, tracker.claims.request("agent:other"))
     assert tracker.issue(issue_id).state is State.IN_PROGRESS
+    (held,) = issue_claims(project.root, None)
+    assert (held.time_left, held.until) == (None, None)
+    assert f"landing cancel {entry.landing_id}" in held.reclaim.how
     project.landings().wait(entry.landing_id)
     assert tracker.issue(issue_id).state is State.DONE
     record = tracker.claims.state(issue_id)
@@ -336,6 +401,14 @@ def test_the_culprit_fails_alone_and_the_others_land(project: Project) -> None:
     assert "'test ! -e bad' failed: exit status 1" in found.reason
     assert found.log
     project.verdict()
+
+
+def test_what_a_culprit_leaves_in_ignored_files_fails_nobody_else(project: Project) -> None:
+    project.write(".git/info/exclude", "cache\n")
+    change(project.root, CHECKS, ["test ! -e bad || touch cache; test ! -e cache"])
+    bad, good = (project.queue(project.commit({name: "1\n"})) for name in ("bad", "good"))
+    project.landings().work_off()
+    assert [project.entry(each).state for each in (bad, good)] == [LandingState.FAILED, LandingState.LANDED]
 
 
 def test_a_machine_on_which_no_setup_works_blames_no_entry(project: Project) -> None:
@@ -481,6 +554,9 @@ def test_squashed_work_is_one_commit(project: Project) -> None:
     assert git("rev-list", "--count", f"{before}..trunk", at=project.top) == "1"
     assert (project.top / "new").read_text() == "2\n"
     project.verdict()
+    again, tip = project.queue(two, style=LandingStyle.SQUASH), project.tip()
+    assert project.landings().wait(again.landing_id).landed_as == tip
+    assert project.tip() == tip
 
 
 def test_work_that_is_on_the_branch_lands_without_a_commit(project: Project) -> None:
@@ -703,6 +779,7 @@ def test_work_lands_on_the_branch_of_a_remote_and_the_checkout_follows(project: 
     git("push", "-q", "origin", f"{someone}:refs/heads/trunk", at=project.top)  # since the entry was queued
     landed = require_landed(project.landings().wait(entry.landing_id))
     assert git("rev-parse", "trunk", at=remote) == landed.landed_as == project.tip()
+    assert git("rev-parse", "origin/trunk", at=project.top) == landed.landed_as, "git status must not say: ahead"
     assert (project.top / "new").exists()
     assert (project.top / "pushed").exists()
     assert git("for-each-ref", "refs/holdfast", at=remote) == ""

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import LandingPending
+from holdfast.errors import GitFailed, LandingPending
 from holdfast.git import landing as frozen
+from holdfast.git.program import Git
 from holdfast.repository.landing_publish import Publisher
 from holdfast.repository.landing_records import LandingState, LandingStyle
 from proof import effort
@@ -244,6 +245,35 @@ def test_an_interrupt_at_the_swap_leaves_the_lock_and_is_finished_later(
         with pytest.raises(KeyboardInterrupt):
             pair.land()
     assert (project.top / ".git/index.lock").exists(), "nobody may commit with files of the new tip and an old index"
+    project.landings().work_off()
+    pair.require_landed(1)
+    project.verdict(edits=EDIT)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_checkout_that_git_cannot_write_gets_its_files_back(
+    project: Project, monkeypatch: pytest.MonkeyPatch, edited: bool
+) -> None:
+    pair, tip, real = Pair(project, 1, "trunk"), project.tip(), Git.run
+
+    def run(git_: Git, *words: str, **more: Any) -> bytes:
+        if words[:3] != ("read-tree", "-m", "-u") or "-n" in words:
+            return real(git_, *words, **more)
+        (project.top / "src/f0").write_text("written by a person\n" if edited else "1")
+        (project.top / "new").mkdir()
+        (project.top / "new/1").write_text("ne")
+        raise GitFailed("no space left", command=[*words], status=128, stderr="error: unable to write file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Git, "run", run)
+        with pytest.raises(GitFailed if edited else LandingPending, match="no space left"):
+            project.landings().wait(pair.entries[0].landing_id, wait=0.1)
+    assert project.tip() == tip
+    assert (project.top / ".git/index.lock").exists() == edited
+    if edited:
+        assert (project.top / "src/f0").read_text() == "written by a person\n"
+        return
+    project.verdict(edits=EDIT)
     project.landings().work_off()
     pair.require_landed(1)
     project.verdict(edits=EDIT)

@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.repository import landing
+from holdfast.repository.context import Proof
+from holdfast.repository.landing import LandOptions
 from holdfast.repository.landing_records import Landing, LandingState
+from holdfast.repository.repository import Repository
 from holdfast.repository.settings import CHECKS, change
 from proof import effort
-from tests.repository.landings import Project, ended, forked
+from tests.repository.landings import ACTOR, Project, ended, forked
 from tests.support.homes import git
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and kills")
@@ -38,18 +41,35 @@ class Branches:
         git("update-ref", "refs/heads/trunk", tip, at=project.top)
         git("reset", "-q", "--hard", at=project.top)
         self.good, self.bad, self.conflicting = [], [], []
+        self.worktrees: dict[str, Path] = {}  # of the entries that must not land
         for number in range(15):
             commit = project.commit({f"good/{number}": f"{number}\n"}, on=old if number % 2 else tip)
             self.good.append(project.queue(commit, issue_id=project.issue(f"good {number}")))
             if number % 7 == 3:
-                commit = project.commit({"bad": f"{number}\n"}, on=tip)
-                self.bad.append(project.queue(commit, issue_id=project.issue(f"bad {number}")))
+                self.bad.append(self.worktree(f"bad-{number}", "bad", tip))
             if number % 5 == 1:
-                commit = project.commit({"src/f0": f"mine {number}\n"}, on=old)
-                self.conflicting.append(project.queue(commit, issue_id=project.issue(f"conflicting {number}")))
+                self.conflicting.append(self.worktree(f"conflicting-{number}", "src/f0", old))
         self.depends = self.good[2], self.good[9]
         ids = [str(each.issue_id) for each in self.depends]
         project.landings().changes.tracker.dependencies.add(*ids)
+        self.before = self.states()
+
+    def worktree(self, name: str, path: str, start: str) -> Landing:
+        """The uncommitted work of a worktree, queued as `land` does."""
+        with Repository(self.project.top) as repository:
+            repository.worktrees.create(name, snapshot=start)
+            self.worktrees[name] = repository.path(name)
+            (self.worktrees[name] / path).write_text(f"of {name}\n")
+            with repository.lease(name) as lease:
+                options = LandOptions(issue_id=self.project.issue(name))
+                return landing.Landings(repository, actor=ACTOR).enqueue(name, Proof.of(lease), options)
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        """What each worktree has checked out and in its files."""
+        return {
+            name: (git("log", "-1", "--format=%H %D", at=path), git("status", "--porcelain", "--ignored", at=path))
+            for name, path in self.worktrees.items()
+        }
 
     def verdict(self) -> None:
         project = self.project
@@ -59,6 +79,7 @@ class Branches:
             (self.conflicting, LandingState.CONFLICT),
         ):
             assert {project.entry(each).state for each in entries} == {state}
+        assert self.states() == self.before
         project.verdict()
         landed = project.landed()
         assert len(landed) == len(self.good) == 15

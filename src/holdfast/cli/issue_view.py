@@ -184,16 +184,23 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
     for name, value in record["context"].items():
         yield f"  context       {name}={value}"
     yield from _superseded_lines(record)
-    if claim := record["claim"]:
-        time = format_duration(abs(claim["time_left"]))
-        expiry = f"expires in {time}" if claim["time_left"] > 0 else f"expired {time} ago"
-        yield f"  claim         {claim['claim_id']}"
-        yield f"                by {claim['actor']}, token {claim['token']}, {expiry}"
+    yield from _claim_lines(record["claim"])
     yield f"  created       {record['created_at']}"
     yield f"  updated       {record['updated_at']}"
     if record["description"]:
         yield ""
         yield from (f"  {line}" for line in record["description"].splitlines())
+
+
+def _claim_lines(claim: dict[str, Any] | None) -> Iterator[str]:
+    if claim is None:
+        return
+    time = format_duration(abs(claim["time_left"]))
+    expiry = f"expires in {time}" if claim["time_left"] > 0 else f"expired {time} ago"
+    if claim.get("held_for"):
+        expiry = f"held until the landing {claim['held_for']} has an outcome"
+    yield f"  claim         {claim['claim_id']}"
+    yield f"                by {claim['actor']}, token {claim['token']}, {expiry}"
 
 
 def _superseded_lines(record: dict[str, Any]) -> Iterator[str]:

@@ -165,7 +165,11 @@ def _named(
         return OpenedRepository(repository, work), issue_id
     changes = landings_of(repository, output, None).changes
     if changes.has_issues():
-        found = changes.tracker.find_id(work)
+        try:
+            found = changes.tracker.find_id(work)
+        except NotFound as failure:
+            hint = "List them: 'holdfast worktree list' and 'holdfast issue list'."
+            raise NotFound(f"there is no worktree or issue {work}", hint=hint) from failure
         worktree = f"issue-{found[:8]}"
         if worktree in known:
             return OpenedRepository(repository, worktree), found
@@ -212,6 +216,7 @@ def _record(landings: Landings, entry: Landing) -> dict[str, Any]:
 def _show_preview(output: Output, worktree: str, found: Preview) -> None:
     record = {**found._asdict(), "conflicts": list(found.conflicts), "worktree": worktree}
     lines = [f"{worktree} would land on {found.branch}."]
+    lines = [f"{found.branch} has all the work of {worktree} already."] if found.is_there else lines
     lines += ["Its uncommitted work would be committed first."] if found.has_uncommitted else []
     lines += [f"It conflicts now, in: {', '.join(found.conflicts)}"] if found.conflicts else []
     lines += [f"{counted(found.ahead, 'entry')} would come first."] if found.ahead else []
@@ -333,10 +338,12 @@ def retry(
 
 @group.command(short_help="Show the output of an entry's checks.")
 @click.argument("landing_id", metavar="ID")
+@click.option("--all", "everything", is_flag=True, help="Show the output of all runs that are kept, the oldest first.")
 @in_repository
-def log(output: Output, *, landing_id: str, repo: str | None) -> None:
-    """Show the output of the last run of the checks for an entry, even while it is running. Logs are kept on the
-    machine that ran the checks. Changes nothing.
+def log(output: Output, *, landing_id: str, everything: bool, repo: str | None) -> None:
+    """Show the output of the last run of the checks for an entry, alone or in a batch, even while it is running. A
+    check that failed and then passed is flaky: --all shows both runs. Logs are kept on the machine that ran the checks.
+    Changes nothing.
 
     \b
     Example:
@@ -347,9 +354,14 @@ def log(output: Output, *, landing_id: str, repo: str | None) -> None:
     repository = open_repository(repo)
     entry = landings_of(repository, output, None).find(landing_id)
     paths = repository.paths
-    run_id = entry.log or next((run.run_id for run in check_runs(paths) if run.landing_id == entry.landing_id), "")
-    if not run_id:
-        hint = "The log of a batch is kept under the last of its entries: 'holdfast landing list --all'."
+    runs = [run.run_id for run in check_runs(paths) if entry.landing_id in (run.landing_id, *run.entries)]
+    last = entry.log or next(iter(runs), "")
+    if not last:
+        hint = "Logs stay on the machine that ran the checks, and only the newest are kept."
         raise NotFound(f"this machine has no check log of {entry.landing_id}", hint=hint, landing=entry.landing_id)
-    text = read_log(paths, run_id).decode(errors="replace")
-    output.result({"id": entry.landing_id, "run_id": run_id, "log": text}, text.splitlines())
+    shown = [*runs[::-1], *([] if last in runs else [last])] if everything else [last]
+    texts = [read_log(paths, each).decode(errors="replace") for each in shown]
+    record: dict[str, Any] = {"id": entry.landing_id, "run_id": last, "log": texts[-1]}
+    if everything:
+        record["runs"] = [{"run_id": each, "log": text} for each, text in zip(shown, texts, strict=True)]
+    output.result(record, (line for text in texts for line in text.splitlines()))

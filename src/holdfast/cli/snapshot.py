@@ -108,12 +108,12 @@ def snapshot(
     options.print_record(output, field, new_snapshot_to_json(made, tag), lines)
 
 
-_LEFT_OUT = {"ignored": "ignored by git", "nested": "nested repositories, of which only the commit is recorded"}
-
-
 def left_out_lines(descriptor: Descriptor) -> list[str]:
     """One line about the files that a snapshot of a git checkout leaves out; none if it leaves out nothing."""
-    counts = [f"{count} {_LEFT_OUT[what]}" for what, count in (descriptor.left_out or {}).items() if what in _LEFT_OUT]
+    found = descriptor.left_out or {}
+    counts = [f"{found['ignored']} ignored by git"] if "ignored" in found else []
+    if "nested" in found:
+        counts.append(f"{counted(found['nested'], 'nested repository')}, of which only the commit is recorded")
     return [f"  left out  {'; '.join(counts)}"] if counts else []
 
 

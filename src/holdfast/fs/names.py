@@ -90,7 +90,7 @@ def counted(number: int, noun: str) -> str:
     """A number of things for people: `1 file`, `2 entries`."""
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun[:-1]}ies" if noun.endswith("try") else f"{number} {noun}s"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("ry") else f"{number} {noun}s"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -93,12 +93,13 @@ class Move(NamedTuple):
     new: str
 
 
-def require_clear(git: Git, follower: Follower, move: Move, private: Path) -> None:
-    """Raise `CheckoutInTheWay` if the checkout could not follow now. Changes nothing but the file `private`."""
+def require_clear(git: Git, follower: Follower, move: Move, private: Path, *, objects: Path | None = None) -> None:
+    """Raise `CheckoutInTheWay` if the checkout could not follow now. Changes nothing but the file `private`. With
+    `objects`, the new tip may be a tree that exists only in this directory."""
     _require_idle(git, follower, move)
     if entry_exists(follower.git_dir / _LOCK) and _owner(follower.git_dir) != move.intent_id:
         raise _locked(follower)
-    with _Files(git, follower, move, private) as files:
+    with _Files(git, follower, move, private, objects) as files:
         files.require_room()
         files.switch(dry=True)
 
@@ -145,6 +146,12 @@ def _go_forward(files: _Files, held: _HeldIndex) -> None:
             files.go_back()
         held.is_settled = True
         raise
+    except GitFailed as failure:  # halfway: the disk is full, or a file cannot be written
+        if held.resumed or not files.undo():
+            raise
+        held.is_settled = True
+        message = f"{files.top} cannot be updated: {failure.message}"
+        raise CheckoutInTheWay(message, hint=failure.hint, path=str(files.top)) from failure
 
 
 def retreat(git: Git, follower: Follower, move: Move, private: Path) -> None:
@@ -232,10 +239,14 @@ def _require_idle(git: Git, follower: Follower, move: Move) -> None:
 class _Files:
     """The files of a checkout that a move changes, and a private copy of its index. A context manager."""
 
-    def __init__(self, git: Git, follower: Follower, move: Move, private: Path) -> None:
+    def __init__(self, git: Git, follower: Follower, move: Move, private: Path, objects: Path | None = None) -> None:
         self._follower, self._move = follower, move
-        self._found = list(differences(git, move.old, move.new))
-        self._tree = WorkTree(git, follower.top, private)
+        self._found = list(differences(git, move.old, move.new, objects=objects))
+        self._tree = WorkTree(git, follower.top, private, objects)
+
+    @property
+    def top(self) -> Path:
+        return self._follower.top
 
     def __enter__(self) -> Self:
         if not copy_with_time(self._follower.git_dir / "index", self._tree.index):
@@ -248,7 +259,7 @@ class _Files:
     def _run(self, *arguments: str, content: bytes | None = None) -> bytes:
         """Run git on the private index with the user's own settings, because it will replace the user's index."""
         tree = self._tree
-        return tree.git.run(*arguments, worktree=tree.top, index=tree.index, content=content)
+        return tree.git.run(*arguments, worktree=tree.top, index=tree.index, objects=tree.objects, content=content)
 
     def require_room(self) -> None:
         """4. Raise if an untracked file is in the way."""
@@ -273,6 +284,15 @@ class _Files:
     def resume(self) -> None:
         """Settle the files that a dead process left behind."""
         self._resume(self._found, self._move.new)
+
+    def undo(self) -> bool:
+        """Give the checkout its files again after git has failed halfway, and has left the private index as it was.
+        Returns False if one of them still differs: a person may have written it since."""
+        for each in sorted(self._found, key=lambda each: each.modes[0] != NONE):
+            is_old, is_new = self._is_as(each)
+            if not is_old and (is_new or self._is_torn(each, self._move.new)):
+                self._roll_back(each)
+        return all(self._is_as(each)[0] for each in self._found)
 
     def go_back(self) -> None:
         """Give the checkout the files of the old commit again, except those that differ from that commit in the user's

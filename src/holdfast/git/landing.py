@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import GitFailed, NotFound, Refused
+from holdfast.errors import Failure, GitFailed, NotFound, Refused
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, sync_parents
 from holdfast.git import worktrees as linked
@@ -136,7 +136,8 @@ class FrozenWork(NamedTuple):
 
 
 class NewTip(NamedTuple):
-    """The new tip, or None if the merge conflicts. It is the old tip if that already contains the commit."""
+    """The new tip, or None if the merge conflicts. It is the old tip if that already contains the commit, or with
+    `squash` all of its changes."""
 
     tip: str | None
     merged: Merged
@@ -153,7 +154,7 @@ def add(
     merged = merge(git, tip, addition.commit, attributes=attributes)
     if merged.tree is None:
         return NewTip(None, merged)
-    if merged.tree == tip_tree and is_contained(git, addition.commit, tip):
+    if merged.tree == tip_tree and (addition.squash or is_contained(git, addition.commit, tip)):
         return NewTip(tip, merged)
     parents = ("-p", tip) if addition.squash else ("-p", tip, "-p", addition.commit)
     words = "commit-tree", *parents, "-F", "-", merged.tree
@@ -223,6 +224,16 @@ def tip_of(git: Git, branch: str) -> str | None:
         return linked.commit_of(git, f"refs/heads/{branch}")
     except NotFound:
         return None
+
+
+def follow_push(git: Git, remote: str, branch: str, commit: str) -> None:
+    """Advance the user's reference for a branch of a remote, if there is one, as `git push` does."""
+    name = f"refs/remotes/{remote}/{branch}"
+    with contextlib.suppress(Failure):  # it is only a note of where the remote was
+        here = linked.commit_of(git, name)
+        if here != commit and is_contained(git, here, commit):
+            require_plain_reference(git.common, name)
+            git.run("update-ref", "--no-deref", "-m", "holdfast: land", name, commit, here)
 
 
 def swap(git: Git, branch: str, old: str, new: str, worktree: Path | None = None) -> bool:

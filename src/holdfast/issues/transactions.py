@@ -475,8 +475,8 @@ class Transactions:
         except Blocked as failure:
             raise _explained(failure, seen.broken) from None
 
-    def retrying(self, attempt: Callable[[], Result]) -> Result:
-        """Retry while others change what was read, as often as the settings allow."""
+    def retrying(self, attempt: Callable[[], Result], retry: RetryConfig | None = None) -> Result:
+        """Retry while others change what was read, as often as the settings or `retry` allow."""
 
         def once() -> Result | _Failed:
             try:
@@ -486,7 +486,7 @@ class Transactions:
             except Failure as failure:
                 return _Failed(failure)  # retrying other failures is up to the caller
 
-        result = retry_with_backoff(self._retry, once, sleep=self._sleep)
+        result = retry_with_backoff(retry or self._retry, once, sleep=self._sleep)
         if isinstance(result, _Failed):
             raise result.failure
         return result

@@ -24,9 +24,10 @@ from holdfast.issues.rules import IssueSet
 from holdfast.locks.identity import Liveness, boot_clock_id
 from holdfast.repository.agent_rows import with_landings
 from holdfast.repository.checks import store_health
+from holdfast.repository.context import WORKTREES
 from holdfast.repository.doctor import examine
 from holdfast.repository.holdings import Holding
-from holdfast.repository.landing_records import LANDINGS, TARGETS, Landing, LandingState, LandingTarget
+from holdfast.repository.landing_records import LANDINGS, TARGETS, Landing, LandingState, LandingTarget, lease_of
 from holdfast.repository.opening import tracker_of
 from holdfast.repository.repository import Repository
 from holdfast.store.open import open_store
@@ -59,6 +60,7 @@ class LandingQueues(NamedTuple):
 
     targets: tuple[LandingTarget, ...] = ()
     entries: tuple[Landing, ...] = ()
+    gone: frozenset[str | None] = frozenset()  # worktrees of unsettled entries that were removed since
 
     def queued(self) -> list[Landing]:
         """The entries without an outcome, by target, in the order in which they are served."""
@@ -67,9 +69,10 @@ class LandingQueues(NamedTuple):
         return sorted(waiting, key=lambda each: (names.index(each.target), *each.order()))
 
     def unsettled(self) -> list[Landing]:
-        """The entries that conflict or failed, unless the same work was queued again since."""
+        """The entries that conflict or failed, unless the same work was queued again since, or its worktree is gone."""
         latest = {each.worktree_id or each.issue_id or each.landing_id: each for each in self.entries}
-        return [each for each in latest.values() if each.state in (LandingState.CONFLICT, LandingState.FAILED)]
+        found = (each for each in latest.values() if each.state in (LandingState.CONFLICT, LandingState.FAILED))
+        return [each for each in found if each.worktree_id not in self.gone]
 
 
 class Situation(NamedTuple):
@@ -109,7 +112,9 @@ def read_landings(repository: Repository) -> LandingQueues:
     store = repository.context.store
     entries = (document.record for _, document in store.scan(LANDINGS))
     by_age = sorted(entries, key=lambda each: (each.queued_at, each.sequence))
-    return LandingQueues(tuple(document.record for _, document in store.scan(TARGETS)), tuple(by_age))
+    found = LandingQueues(tuple(document.record for _, document in store.scan(TARGETS)), tuple(by_age))
+    named = {each.worktree_id for each in found.unsettled() if each.worktree_id is not None}
+    return found._replace(gone=frozenset(each for each in named if store.read(WORKTREES.key(each)) is None))
 
 
 def read_issues(root: Path, address: str | None, *, in_full: bool) -> IssueSet[Issue] | IssueSet[IssueSummary]:
@@ -172,8 +177,8 @@ def _holders(situation: Situation) -> Iterator[Attention]:
     for each in holdings:
         subject, who = f"{each.kind} {each.what}", actors.get(each.who, each.who)
         what = f"issue {each.what[:8]}" if each.kind == "issue" else subject
-        if each.is_ours:
-            continue
+        if each.is_ours or (each.kind == "issue" and each.time_left is None):
+            continue  # an issue without a limit waits to land: its queue is what may need attention
         if each.time_left is not None and each.time_left <= 0:
             yield Attention("expired", subject, f"{who} let the {what} expire", _command(each))
         elif each.liveness is Liveness.DEAD:
@@ -212,16 +217,37 @@ def _conflicts(situation: Situation) -> Iterator[Attention]:
 
 def _landings(situation: Situation) -> Iterator[Attention]:
     for each in situation.landings.unsettled():
+        issue = _issue_of(situation, each)
+        if issue is not None and issue.state in rules.FINISHED:
+            continue
         word = "conflicts with" if each.state is LandingState.CONFLICT else "failed a check for"
         message = f"{each.worktree_id or each.commit[:12]} {word} {each.branch}: {each.title}".removesuffix(": ")
         yield _error("landing", each.landing_id, message, f"holdfast landing show {each.landing_id}")
 
 
+def _issue_of(situation: Situation, entry: Landing) -> Issue | IssueSummary | None:
+    return None if entry.issue_id is None or situation.issues is None else situation.issues.lookup(entry.issue_id)
+
+
+def _can_land(situation: Situation, entry: Landing) -> bool:
+    """Whether the issue of an entry waits for no other."""
+    issue = _issue_of(situation, entry)
+    return issue is None or situation.issues is None or not rules.open_dependencies(issue, situation.issues.lookup)
+
+
 def _queues(situation: Situation) -> Iterator[Attention]:
+    leases = (each for each in situation.overview.holdings if each.kind == "named lease")
+    busy = {each.what for each in leases if each.liveness is not Liveness.DEAD and (each.time_left or 0) > 0}
     for target in situation.landings.targets:
+        entries = counted(len(target.queue), "entry")
         if target.queue and target.waits_for:
-            message = f"{counted(len(target.queue), 'entry')} cannot land on {target.branch}: {target.waits_for}"
+            message = f"{entries} cannot land on {target.branch}: {target.waits_for}"
             yield Attention("queue", target.branch, message, "holdfast landing list")
+        elif lease_of(target.name) not in busy and any(
+            each.target == target.name and _can_land(situation, each) for each in situation.landings.queued()
+        ):
+            message = f"{entries} queued to land on {target.branch}, and no process is landing"
+            yield Attention("queue", target.branch, message, "holdfast land --all")
     issues = situation.issues
     if issues is None:
         return

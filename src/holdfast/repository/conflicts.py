@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import combinations
@@ -108,7 +109,8 @@ _Sides = tuple[_Side, _Side]
 
 
 def find_conflicts(repository: Repository, *, into: str | None = None, only: str | None = None) -> ConflictReport:
-    """Find the conflicts of all worktrees, or of one (`only`), with each other and with the branch `into`.
+    """Find the conflicts of all worktrees, or of one (`only`), with each other and with the branch `into`. A worktree
+    that conflicts with the branch does not conflict with those that only have the branch's files there.
 
     The default of `into` is the branch that is checked out in `main`. Raises `Refused` in a plain home, which has no
     merges, and `NotFound` if there is no such branch or worktree. Takes no lock.
@@ -149,12 +151,13 @@ class _Search:
             self._target = self._find_target(known.get(self._home.paths.main))
             sides = self._read_sides()
             pairs = list(self._pairs(sides))
-            results = self._judge(pairs)
+            results = dict(zip(pairs, self._judge(pairs), strict=True))
+            known_already = self._of_the_target(results)
         self._cache.save({each.look.name for each in self._places.values()})
         conflicts = tuple(
             WorktreeConflict(one.name, other.name, other is self._target, *found)
-            for (one, other), found in zip(pairs, results, strict=True)
-            if any(found)
+            for (one, other), found in results.items()
+            if any(found) and (one, other) not in known_already
         )
         names, skipped = tuple(each.name for each in sides), tuple(sorted(self._skipped))
         return ConflictReport(self._target.name, self._target.head, names, conflicts, skipped, self._merges)
@@ -189,6 +192,9 @@ class _Search:
 
     def _find_target(self, main: Registered | None) -> _Side:
         branch = self._into or (main and main.branch)
+        if self._into is None and main is not None and main.head is None:
+            message = f"{main.path} has no commit yet, so there is nothing to merge with"
+            raise Refused(message, hint="Make the first one: 'git commit'.", path=str(main.path))
         commit = commit_of(self._git, f"refs/heads/{branch}" if branch else "HEAD")
         return _Side(branch or commit[:12], commit, self._trees([commit])[commit])
 
@@ -228,6 +234,36 @@ class _Search:
         for one, other in combinations(sides, 2):
             if self._only in (None, one.name, other.name):
                 yield one, other
+
+    def _of_the_target(self, results: dict[_Sides, Found]) -> set[_Sides]:
+        """The pairs of worktrees whose conflict is that of one of them with the target: the other has changed nothing
+        there itself. The first one resolves it when it lands, so the other has nothing to do with it."""
+        paths = {
+            pair: frozenset(map(os.fsencode, found[0]))
+            for pair, found in results.items()
+            if found[0] and pair[1] is not self._target
+        }
+        own = self._own_changes({side for pair in paths for side in pair})
+        behind = {
+            pair: other
+            for pair in paths
+            for side, other in (pair, pair[::-1])
+            if side in own and paths[pair].isdisjoint(own[side].paths | own[side].above)
+        }
+        asked = list(dict.fromkeys((other, self._target) for other in behind.values()))
+        with_target = dict(zip(asked, self._judge(asked), strict=True))
+        return {
+            pair for pair, other in behind.items() if set(results[pair][0]) <= set(with_target[other, self._target][0])
+        }
+
+    def _own_changes(self, sides: Iterable[_Side]) -> dict[_Side, Touched]:
+        """What each side has changed since it left the target, if that is one point in history."""
+        left = {side: (side, self._target) for side in sides}
+        bases = self._bases({_ordered(one.head, other.head) for one, other in left.values()})
+        single = {side: base for side, pair in left.items() if (base := _only_base(bases, pair)) is not None}
+        trees = self._trees(single.values())
+        touched = self._touched({(trees[base], side) for side, base in single.items()})
+        return {side: touched[trees[base], side.tree] for side, base in single.items()}
 
     # --- The merges ---------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.clock import SYSTEM_CLOCK, ClockReading, Now, format_duration, format_instant
 from holdfast.errors import Failure
 from holdfast.fs import calls
@@ -202,6 +204,7 @@ def issue_claims(root: Path, address: str | None, issues: IssueSet[IssueSummary]
                 continue
             claim = record.claim
             alive, left = described_liveness(claim.holder), claim.time_left(now, for_others=True)
+            is_queued = claim.held_for is not msgspec.UNSET
             gated = issue is not None and issue.state is State.GATED
             if gated and left <= 0:
                 continue  # nobody can work on it: it waits for its gates
@@ -210,11 +213,11 @@ def issue_claims(root: Path, address: str | None, issues: IssueSet[IssueSummary]
                 what=issue_id,
                 who=claim.assignee,
                 since=claim.claimed_at,
-                until=claim.expires_at,
-                time_left=left,
+                until=None if is_queued else claim.expires_at,
+                time_left=None if is_queued else left,
                 liveness=alive,
                 purpose=claim.purpose,
-                reclaim=_WAITS_FOR_GATES if gated else _reclaim_issue(issue_id, left, alive),
+                reclaim=_reclaim_issue(issue_id, claim.held_for, left, alive) if not gated else _WAITS_FOR_GATES,
                 process=claim.holder.get("holder_id"),
                 title="" if issue is None else issue.title,
                 ttl=claim.ttl,
@@ -255,7 +258,9 @@ def _claimed(
 _WAITS_FOR_GATES = Reclaim(False, "the work is done; it waits for its gates: holdfast gate check")
 
 
-def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
+def _reclaim_issue(issue_id: str, held_for: str | msgspec.UnsetType, left: float, alive: Liveness) -> Reclaim:
+    if held_for is not msgspec.UNSET:
+        return Reclaim(False, f"its work is queued to land; to withdraw that: holdfast landing cancel {held_for}")
     command = f"holdfast issue claim {issue_id[:8]}"
     if left <= 0:
         return Reclaim(True, command)

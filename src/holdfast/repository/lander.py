@@ -57,7 +57,8 @@ class _Work:
     def begin(self, queue: Sequence[Landing], settings: Settings) -> None:
         ids = [each.landing_id for each in queue]
         batch, parallel = settings.batch or landing_plan.BATCH, settings.parallel or landing_plan.PARALLEL
-        self.plan = landing_plan.plan_for(ids, batch=batch, parallel=parallel)
+        has_checks = bool(settings.checks) or any(each.gates for each in queue)
+        self.plan = landing_plan.plan_for(ids, batch=batch, parallel=parallel, has_checks=has_checks)
 
     def fit(self, queue: Iterable[str]) -> None:
         assert self.plan is not None
@@ -198,8 +199,15 @@ class Lander:
     def _run(
         self, tested: CandidateCommit, checks: Sequence[LandingCheck], landing_id: str, cancelled: threading.Event
     ) -> CheckRun:
+        """Run the checks; if they have failed for the same candidate, in a worktree without the leftovers of others."""
         return run_checks(
-            self._repository, tested, checks, target=self._target.branch, landing_id=landing_id, cancelled=cancelled
+            self._repository,
+            tested,
+            checks,
+            target=self._target.branch,
+            landing_id=landing_id,
+            afresh=tested.entries in self._runs,
+            cancelled=cancelled,
         )
 
     def _fail(self, lease: HeldLease, work: _Work, failed: Candidate) -> bool:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from holdfast.errors import (
     Ambiguous,
+    CheckoutInTheWay,
     Failure,
     FencingMismatch,
     LandingConflict,
@@ -40,7 +41,7 @@ from holdfast.git import transfer
 from holdfast.git import worktrees as linked
 from holdfast.git.contents import commit_tree
 from holdfast.git.current import read_again
-from holdfast.git.following import followers
+from holdfast.git.following import Move, followers, require_clear
 from holdfast.git.isolated import is_isolated
 from holdfast.git.merging import merge
 from holdfast.git.snapshots import GitSource
@@ -95,7 +96,8 @@ class LandOptions(NamedTuple):
 
 class Preview(NamedTuple):
     """A preview of a landing: the current commit, whether uncommitted work would be added to it, the paths that
-    would conflict with the branch, the number of entries ahead, and what the queue waits for."""
+    would conflict with the branch, the number of entries ahead, what the work would wait for, and whether the branch
+    has all of it already."""
 
     branch: str
     commit: str | None
@@ -103,6 +105,7 @@ class Preview(NamedTuple):
     conflicts: tuple[str, ...]
     ahead: int
     waits_for: str
+    is_there: bool
 
 
 class Landings:
@@ -227,7 +230,8 @@ class Landings:
         if outside := outside_scope(changed, issue.touches):
             names = ", ".join(outside[:_MOST_NAMED]) + (", ..." if len(outside) > _MOST_NAMED else "")
             message = f"the work changes paths that its issue {issue.id[:8]} does not touch: {names}"
-            hint = "Undo these changes, or let the issue touch the paths: 'holdfast issue update ID --touches GLOB'."
+            allow = f"'holdfast issue update {issue.id[:8]} --touches GLOB'"
+            hint = f"Undo these changes, or let the issue touch the paths: {allow}."
             raise Refused(message, hint=hint, issue_id=issue.id, paths=outside)
 
     def push_beside(self, worktree: str, proof: Proof | None, options: LandOptions) -> tuple[str, str]:
@@ -325,13 +329,32 @@ class Landings:
             self._check_scope(issue, place, frozen_now, objects=objects)
             tip = place.tip()
             attributes = frozen.attributes_in(self.git, tip, room.path / "attributes")
-            conflicts = merge(self.git, tip, frozen_now, objects=objects, attributes=attributes).conflicts
+            merged = merge(self.git, tip, frozen_now, objects=objects, attributes=attributes)
+            has_changed = merged.tree not in (None, frozen.tree_of(self.git, tip))
+            waits = self._in_the_way(place, tip, f"{merged.tree}", room.path, objects) if has_changed else ""
+            in_it = options.style is LandingStyle.SQUASH or frozen.is_contained(self.git, frozen_now, tip)
         target = self.changes.target(place.name)
-        ahead = [each for each in self.changes.queued(target) if each.priority >= options.priority] if target else []
-        checkouts = [] if place.remote is not None else followers(self.git, place.branch)
-        busy = (linked.is_busy(self.git, each.top) or each.is_rebasing for each in checkouts)
-        waits = target.waits_for if target and target.waits_for else "a git operation" if any(busy) else ""
-        return Preview(place.branch, commit, frozen_now != commit, conflicts, len(ahead), waits)
+        others = [each for each in self.changes.queued(target) if each.worktree_id != worktree] if target else []
+        ahead = [each for each in others if each.priority >= options.priority]
+        if issue is not None:
+            self.changes.check_claim(issue.id, options.claim, place.name, worktree)
+            if waiting := self._open_dependencies(issue.id):
+                waits = f"its issue waits for {', '.join(each[:8] for each in waiting)}"
+        if target is not None and ahead:
+            waits = waits or target.waits_for
+        is_there = merged.tree is not None and not has_changed and in_it
+        return Preview(
+            place.branch, commit, frozen_now != commit, merged.conflicts, len(ahead), waits, is_there=is_there
+        )
+
+    def _in_the_way(self, place: LandingBranch, tip: str, tree: str, room: Path, objects: Path) -> str:
+        """Why the checkout of a local branch could not follow to a tree now; empty if it could."""
+        try:
+            for each in followers(self.git, place.branch) if place.remote is None else ():
+                require_clear(self.git, each, Move("", place.branch, tip, tree), room / "index", objects=objects)
+        except CheckoutInTheWay as failure:
+            return failure.message
+        return ""
 
     def _as_if_committed(self, worktree: str, path: Path, parents: list[str], room: Path) -> tuple[str, Path]:
         """The commit that `enqueue` would freeze, and the directory in scratch that has its new objects."""
@@ -344,11 +367,16 @@ class Landings:
         return commit_tree(self.git, tree, parents, objects=objects), objects
 
     def cancel(self, landing_id: str, reason: str) -> Landing:
-        """Withdraw an entry from its queue, and give its claim back. An entry with an outcome is left alone."""
+        """Withdraw an entry from its queue, and give its claim back. An entry with an outcome is left alone; `Refused`
+        if it has landed."""
         import msgspec
 
         entry = self.changes.landing(landing_id)
-        return self.changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN, reason=reason))
+        found = self.changes.decide(msgspec.structs.replace(entry, state=LandingState.WITHDRAWN, reason=reason))
+        if found.state is LandingState.LANDED:
+            hint = f"'git show {(found.landed_as or '')[:12]}' shows it; 'git revert' can take it back."
+            raise Refused(f"{landing_id} has landed on {found.branch}, so it cannot be withdrawn", hint=hint)
+        return found
 
     def retry(self, landing_id: str, claim: ClaimId | None) -> Landing:
         """Requeue the commit of an entry that did not land; `NotFound` if its commit is no longer here."""
@@ -479,16 +507,18 @@ def require_landed(entry: Landing) -> Landing:
             message, against = f"{work} conflicts with {entry.branch} in {paths}{why}", entry.against or ""
             raise _conflict(message, work, entry.branch, against, entry.remote, entry.conflicts, **facts)
         case LandingState.FAILED:
+            log = f"'holdfast landing log {entry.landing_id}' shows the output of the check."
             raise LandingFailed(
                 f"{work} did not pass the checks on top of {entry.branch}{why}",
+                hint=f"{log} Fix the work and land it again: 'holdfast land {work}'.",
                 branch=entry.branch,
                 **facts,
                 log=entry.log,
             )
         case LandingState.WITHDRAWN:
-            raise LandingWithdrawn(
-                f"{work} was withdrawn from the queue of {entry.branch}{why}", branch=entry.branch, **facts
-            )
+            message = f"{work} was withdrawn from the queue of {entry.branch}{why}"
+            hint = f"To queue it again: 'holdfast landing retry {entry.landing_id}'."
+            raise LandingWithdrawn(message, hint=hint, branch=entry.branch, **facts)
     return entry
 
 

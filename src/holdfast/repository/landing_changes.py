@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.errors import Changed, NotFound, Refused
 from holdfast.issues import landing as issue_landing
+from holdfast.issues import rules as issue_rules
 from holdfast.issues.landing import HeldFor, Surroundings, surroundings
 from holdfast.issues.model import CLAIMS, INDEX, ClaimId, State
 from holdfast.issues.rules import IssueClaimRequest
@@ -26,6 +27,7 @@ from holdfast.leases import rules as lease_rules
 from holdfast.leases.service import COMMAND_TTL, HeldLease
 from holdfast.ledger.log import EVENTS as LEDGER
 from holdfast.ledger.log import META, checked, stamped
+from holdfast.locks.retry import RetryConfig
 from holdfast.repository.context import Proof, RepositoryContext, publishing_keys, token_check
 from holdfast.repository.landing_records import (
     LANDINGS,
@@ -40,6 +42,7 @@ from holdfast.store.model import Append, Decision, Key, Stream, View
 
 Result = TypeVar("Result")
 _MOST_VOID = 64
+_PERSISTENT = RetryConfig(max_attempts=100, initial_delay=0.02, max_delay=0.5)  # an agent's work depends on it
 
 
 class NewLanding(NamedTuple):
@@ -89,6 +92,23 @@ class LandingChanges:
         found = [self._store.read(LANDINGS.key(each)) for each in target.queue]
         return [each.record for each in found if each is not None and each.record.is_open]
 
+    def check_claim(self, issue_id: str, claim: ClaimId | None, target: str, worktree: str) -> None:
+        """Raise what `enqueue` would raise if somebody else has the issue, or its claim is not in force."""
+        transactions = self._transactions
+        issue, record, now = transactions.read(issue_id), self.tracker.claims.state(issue_id), transactions.moment()
+        if issue is None or issue.state in (*issue_rules.FINISHED, State.GATED):
+            return
+        held_for = record.claim.held_for if record is not None and record.claim is not None else None
+        known = self.target(target)
+        if held_for in [
+            each.landing_id for each in (self.queued(known) if known else []) if each.worktree_id == worktree
+        ]:
+            return
+        if claim is not None:
+            issue_rules.in_force(issue_id, record, now, claim)
+        else:
+            issue_rules.grant(issue, record, now, self.tracker.claims.request(), transactions.lookup)
+
     # --- Changing ----------------------------------------------------------------------------------
 
     def enqueue(self, new: NewLanding) -> Landing:
@@ -110,15 +130,15 @@ class LandingChanges:
                 if check is not None:
                     check(draft.view, draft.moment.now)
                 target = draft.get(TARGETS.key(landing.target))
-                if target != known:
-                    raise Changed("the queue changed meanwhile", target=landing.target)
+                if target is not None and not set(target.queue) <= set(known.queue if known else ()):
+                    raise Changed("the queue changed meanwhile", target=landing.target)  # perhaps by this worktree
                 return self._enqueue(draft, new, target, before, request)
 
             issue_ids = [each for each in (landing.issue_id, *(e.issue_id for e in before)) if each]
             named = [landing.landing_id, *(each.landing_id for each in before)]
             return self._change(body, landing.target, named, issue_ids, also=keys, dependencies=True)
 
-        return self._transactions.retrying(attempt)
+        return self._transactions.retrying(attempt, _PERSISTENT)
 
     def _enqueue(
         self,
@@ -208,7 +228,7 @@ class LandingChanges:
                     self._transactions.settle_others(neighbours, issue)
             return done
 
-        return self._transactions.retrying(attempt)
+        return self._transactions.retrying(attempt, _PERSISTENT)
 
     def _mark_landed(self, draft: Draft, intent: PublishIntent, each: IntentEntry, around: Surroundings) -> bool:
         """Mark an entry as landed, and finish its issue; False if it has landed before."""
@@ -298,7 +318,8 @@ class LandingChanges:
                 if entry.is_open:
                     return entry
                 if entry.state is LandingState.LANDED:
-                    raise Refused(f"{landing_id} has landed", landing=landing_id)
+                    hint = "To land newer work of the worktree: 'holdfast land'."
+                    raise Refused(f"{landing_id} has landed already", hint=hint, landing=landing_id)
                 fresh = Landing(
                     **{name: getattr(entry, name) for name in _KEPT}, sequence=target.sequence + 1, queued_at=draft.at
                 )
@@ -315,7 +336,7 @@ class LandingChanges:
             issue_ids = [known.issue_id] if known.issue_id else []
             return self._change(body, known.target, [landing_id], issue_ids, dependencies=True)
 
-        return self._transactions.retrying(attempt)
+        return self._transactions.retrying(attempt, _PERSISTENT)
 
     # --- Parts -------------------------------------------------------------------------------------
 

@@ -172,15 +172,16 @@ def run_checks(
     *,
     target: str,
     landing_id: str,
+    afresh: bool = False,
     cancelled: threading.Event | None = None,
 ) -> CheckRun:
     """Run the checks on a commit, one after the other, and return the record of the run.
 
-    Uses a free scratch worktree, or creates one, and locks it until this returns. Threads and processes may call this
-    concurrently; each call has its own worktree. No document lock is held. When `cancelled` is set, the running command
-    is ended with its whole process tree, and the run has no result; a caller that holds a lease sets it when the lease
-    is lost. Raises `Refused` in a home that is not a git checkout, and `SetupFailed` if not even the base can be
-    prepared.
+    Uses a free scratch worktree, or creates one, and locks it until this returns; `afresh` empties and prepares it.
+    Threads and processes may call this concurrently; each call has its own worktree. No document lock is held. When
+    `cancelled` is set, the running command is ended with its whole process tree, and the run has no result; a caller
+    that holds a lease sets it when the lease is lost. Raises `Refused` in a home that is not a git checkout, and
+    `SetupFailed` if not even the base can be prepared.
     """
     home = repository.context.home
     if not isinstance(home, GitHome):
@@ -204,6 +205,8 @@ def run_checks(
     kept = settings.parallel or PARALLEL
     with scratch_worktree(home.paths, run.run_id, purpose, kept=kept) as place, _RunFiles(home.paths, run) as files:
         ongoing = _Ongoing(repository, place, files, cancelled or threading.Event())
+        if afresh:
+            place.empty()
         return ongoing.carry_out(settings, purpose, checks, tested.base)
 
 
@@ -238,8 +241,8 @@ class _Ongoing:
         if not self._is_ready(base, settings, purpose, environment) and not self._cancelled.is_set():
             message = f"no scratch worktree can be prepared for checks, not even for the tip of the branch: {why}"
             hint = (
-                "The work stays queued. Find the cause ('holdfast landing log ID' has the output), then continue: "
-                "'holdfast land --all'."
+                f"The work stays queued. Find the cause ('holdfast landing log {self._files.run.landing_id}' has the "
+                "output), then continue: 'holdfast land --all'."
             )
             raise SetupFailed(message, hint=hint, log=log)
 

@@ -106,7 +106,9 @@ class Publisher:
     def _finish(self, intent: PublishIntent) -> None:
         if self._changes.finish(self._name, intent):
             for each in intent.entries:
-                self._tell(f"{each.landing_id} landed on {self._branch} as {each.landed_as[:12]}")
+                flaky = each.landing_id in intent.flaky
+                how = f"; a check failed first ('holdfast landing log {each.landing_id} --all')" if flaky else ""
+                self._tell(f"{each.landing_id} landed on {self._branch} as {each.landed_as[:12]}{how}")
         self._told = ""
 
     def _wait_for(self, lease: HeldLease, failure: Failure) -> None:
@@ -169,6 +171,8 @@ class Publisher:
 
     def _follow_remote(self, intent: PublishIntent) -> None:
         """Let the local branch follow the remote one if nothing is in the way; otherwise, a person has to pull."""
+        if (remote := self._target.remote) is not None:
+            landing.follow_push(self._git, remote.name, self._branch, intent.new)
         here = landing.tip_of(self._git, self._branch)
         if here is None or here == intent.new or not landing.is_contained(self._git, here, intent.new):
             return
