@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.repository import landing_plan
 from holdfast.repository.landing_plan import (
+    BATCH,
     GROWTH,
     Candidate,
     LandingPlan,
@@ -124,6 +125,12 @@ def test_a_queue_without_culprits_is_tested_in_batches_that_grow() -> None:
     sizes.clear()
     work_off(Target(passes), plan_for(names(3), batch=1))
     assert sizes == [1, 2, 3]
+
+
+def test_a_queue_without_checks_is_one_batch_up_to_the_largest() -> None:
+    entries = [str(number) for number in range(100)]
+    assert [len(each) for each in wanted(plan_for(entries, has_checks=False))] == [BATCH * GROWTH]
+    assert [len(each) for each in wanted(plan_for(entries, batch=1, has_checks=False))] == [1]
 
 
 def test_only_failures_make_the_next_batches_small() -> None:

@@ -41,6 +41,7 @@ _HALF_ADDED = b"fatal: bad object worktrees/"
 """What git says if it reads the HEAD of a worktree that another git is adding: at first it is all zeros."""
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # before git is started again
 _LOOK = 1.0  # seconds between two looks at what a git that takes long is doing
+_FITS_IN_A_PIPE = 512  # bytes, on every system
 _MOST_WORDS = 4
 _MOST_AT_ONCE = 16
 _KEPT = tuple(
@@ -370,10 +371,10 @@ def _communicate(running: subprocess.Popen[bytes], content: bytes) -> _Ended:
     """Give git its input and wait until it ends. It may work for hours, but must not wait for a named pipe that is in
     place of one of its files."""
     stdin, running.stdin = running.stdin, None  # after a timeout, `communicate` would pass no more of the input
-    if content:
+    if len(content) > _FITS_IN_A_PIPE:
         threading.Thread(target=_feed, args=(stdin, content), daemon=True).start()
     elif stdin is not None:
-        stdin.close()
+        _feed(stdin, content)
     while True:
         try:
             output, said = running.communicate(timeout=_LOOK)

@@ -11,6 +11,7 @@ import os
 import stat
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from holdfast.errors import NotFound, PathEscape, Refused
@@ -45,8 +46,18 @@ def require_sound(git_dir: Path, *, every_object: bool) -> None:
         below = _require_sound(here, place)
         if below and (place == "worktrees" or (place == "objects" and every_object)):
             with contextlib.suppress(NotFound), Directory.open(os.path.join(here, place)) as parent:
-                for name in below:
+                for name in filter(partial(_has_changed, parent, os.path.join(here, place, "")), below):
                     _require_sound(here, f"{place}/{name}", parent)
+
+
+def _has_changed(parent: Directory, prefix: str, name: str) -> bool:
+    """Whether a directory is not as this process has found it: there may be hundreds, and most stay as they are."""
+    try:
+        status = calls.stat(prefix + name if parent.fd is None else name, dir_fd=parent.fd, follow_symlinks=False)
+    except OSError:
+        return False  # git creates it
+    known = _sound.get(prefix + name)
+    return known is None or known[0] != (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _require_sound(git_dir: str, place: str, parent: Directory | None = None) -> list[str]:

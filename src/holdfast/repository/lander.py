@@ -57,7 +57,8 @@ class _Work:
     def begin(self, queue: Sequence[Landing], settings: Settings) -> None:
         ids = [each.landing_id for each in queue]
         batch, parallel = settings.batch or landing_plan.BATCH, settings.parallel or landing_plan.PARALLEL
-        self.plan = landing_plan.plan_for(ids, batch=batch, parallel=parallel)
+        has_checks = bool(settings.checks) or any(each.gates for each in queue)
+        self.plan = landing_plan.plan_for(ids, batch=batch, parallel=parallel, has_checks=has_checks)
 
     def fit(self, queue: Iterable[str]) -> None:
         assert self.plan is not None

@@ -66,10 +66,13 @@ class PlanOutcome(NamedTuple):
     flaky: bool = False
 
 
-def plan_for(entries: Iterable[str], *, batch: int = BATCH, parallel: int = PARALLEL) -> LandingPlan:
-    """The plan for a queue of which nothing has been tested."""
+def plan_for(
+    entries: Iterable[str], *, batch: int = BATCH, parallel: int = PARALLEL, has_checks: bool = True
+) -> LandingPlan:
+    """The plan for a queue of which nothing has been tested. Without checks, no batch can fail: the first is the
+    largest."""
     queue = tuple(entries)
-    size = min(_largest(batch), max(batch, -(-len(queue) // _LONG)))
+    size = min(_largest(batch), max(batch, -(-len(queue) // _LONG))) if has_checks else _largest(batch)
     return LandingPlan(queue=queue, size=size, batch=batch, parallel=parallel)
 
 
