@@ -149,9 +149,9 @@ def _go_forward(files: _Files, held: _HeldIndex) -> None:
     except GitFailed as failure:  # halfway: the disk is full, or a file cannot be written
         if held.resumed or not files.undo():
             raise
-        held.is_settled = True
-        message = f"{files.top} cannot be updated: {failure.message}"
-        raise CheckoutInTheWay(message, hint=failure.hint, path=str(files.top)) from failure
+        held.is_settled, top = True, files.tree.top
+        message = f"{top} cannot be updated: {failure.message}"
+        raise CheckoutInTheWay(message, hint=failure.hint, path=str(top)) from failure
 
 
 def retreat(git: Git, follower: Follower, move: Move, private: Path) -> None:
@@ -242,23 +242,19 @@ class _Files:
     def __init__(self, git: Git, follower: Follower, move: Move, private: Path, objects: Path | None = None) -> None:
         self._follower, self._move = follower, move
         self._found = list(differences(git, move.old, move.new, objects=objects))
-        self._tree = WorkTree(git, follower.top, private, objects)
-
-    @property
-    def top(self) -> Path:
-        return self._follower.top
+        self.tree = WorkTree(git, follower.top, private, objects)
 
     def __enter__(self) -> Self:
-        if not copy_with_time(self._follower.git_dir / "index", self._tree.index):
+        if not copy_with_time(self._follower.git_dir / "index", self.tree.index):
             self._run("read-tree", "--empty")
         return self
 
     def __exit__(self, *_: object) -> None:
-        durable.remove(self._tree.index)
+        durable.remove(self.tree.index)
 
     def _run(self, *arguments: str, content: bytes | None = None) -> bytes:
         """Run git on the private index with the user's own settings, because it will replace the user's index."""
-        tree = self._tree
+        tree = self.tree
         return tree.git.run(*arguments, worktree=tree.top, index=tree.index, objects=tree.objects, content=content)
 
     def require_room(self) -> None:
@@ -275,7 +271,7 @@ class _Files:
 
     def publish_index(self) -> None:
         """7. Replace the user's index."""
-        private, index = self._tree.index, self._follower.git_dir / "index"
+        private, index = self.tree.index, self._follower.git_dir / "index"
         with Directory.open(private.parent) as directory:
             durable.sync_in(directory, private.name)
         with failing_to("replace", index):
@@ -298,7 +294,7 @@ class _Files:
         """Give the checkout the files of the old commit again, except those that differ from that commit in the user's
         index, which was not touched."""
         old, new, top = self._move.old, self._move.new, self._follower.top
-        staged = self._tree.git.run(*_STAGED, old, "--", worktree=top).split(b"\0")
+        staged = self.tree.git.run(*_STAGED, old, "--", worktree=top).split(b"\0")
         back = [Difference(each.path, each.modes[::-1], each.oids[::-1]) for each in self._found]
         self._stage([each for each in back if each.path in staged])
         try:
@@ -350,8 +346,8 @@ class _Files:
         """Whether the file matches the old commit, and whether it matches the new one."""
         if LINK in each.modes:
             return True, False  # the files of a nested repository do not change
-        mode = mode_now(os.path.join(self._tree.top, os.fsdecode(each.path)))
-        oid = dict(hashes(self._tree, [each.path])).get(each.path, "") if mode != NONE else ""
+        mode = mode_now(os.path.join(self.tree.top, os.fsdecode(each.path)))
+        oid = dict(hashes(self.tree, [each.path])).get(each.path, "") if mode != NONE else ""
 
         def is_at(side: int) -> bool:
             if NONE in (mode, each.modes[side]):
@@ -378,7 +374,7 @@ class _Files:
 
     def _is_torn(self, each: Difference, new: str) -> bool:
         """Whether git may have been killed while it wrote this file: it is missing, or a beginning of the new one."""
-        where = self._tree.top / os.fsdecode(each.path)
+        where = self.tree.top / os.fsdecode(each.path)
         if mode_now(os.fspath(where)) == NONE:
             return True
         if each.modes[1] == NONE or calls.is_directory(where):
@@ -392,7 +388,7 @@ class _Files:
     def _roll_back(self, each: Difference) -> None:
         if each.modes[0] == NONE:
             with contextlib.suppress(NotFound):
-                durable.remove(self._tree.top / os.fsdecode(each.path))
+                durable.remove(self.tree.top / os.fsdecode(each.path))
             return
         self._run("checkout-index", "--force", "-z", "--stdin", content=each.path + b"\0")
 

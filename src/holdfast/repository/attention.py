@@ -217,8 +217,7 @@ def _conflicts(situation: Situation) -> Iterator[Attention]:
 
 def _landings(situation: Situation) -> Iterator[Attention]:
     for each in situation.landings.unsettled():
-        issue = _issue_of(situation, each)
-        if issue is not None and issue.state in rules.FINISHED:
+        if (issue := _issue_of(situation, each)) is not None and issue.state in rules.FINISHED:
             continue
         word = "conflicts with" if each.state is LandingState.CONFLICT else "failed a check for"
         message = f"{each.worktree_id or each.commit[:12]} {word} {each.branch}: {each.title}".removesuffix(": ")
@@ -231,8 +230,8 @@ def _issue_of(situation: Situation, entry: Landing) -> Issue | IssueSummary | No
 
 def _can_land(situation: Situation, entry: Landing) -> bool:
     """Whether the issue of an entry waits for no other."""
-    issue = _issue_of(situation, entry)
-    return issue is None or situation.issues is None or not rules.open_dependencies(issue, situation.issues.lookup)
+    issue, issues = _issue_of(situation, entry), situation.issues
+    return issue is None or issues is None or not rules.open_dependencies(issue, issues.lookup)
 
 
 def _queues(situation: Situation) -> Iterator[Attention]:

@@ -243,7 +243,8 @@ class _Search:
             for pair, found in results.items()
             if found[0] and pair[1] is not self._target
         }
-        own = self._own_changes({side for pair in paths for side in pair})
+        parted = self._changes([(side, self._target) for side in {side for pair in paths for side in pair}])
+        own = {side: changes for (side, _), (changes, _) in parted.items()}
         behind = {
             pair: other
             for pair in paths
@@ -255,15 +256,6 @@ class _Search:
         return {
             pair for pair, other in behind.items() if set(results[pair][0]) <= set(with_target[other, self._target][0])
         }
-
-    def _own_changes(self, sides: Iterable[_Side]) -> dict[_Side, Touched]:
-        """What each side has changed since it left the target, if that is one point in history."""
-        left = {side: (side, self._target) for side in sides}
-        bases = self._bases({_ordered(one.head, other.head) for one, other in left.values()})
-        single = {side: base for side, pair in left.items() if (base := _only_base(bases, pair)) is not None}
-        trees = self._trees(single.values())
-        touched = self._touched({(trees[base], side) for side, base in single.items()})
-        return {side: touched[trees[base], side.tree] for side, base in single.items()}
 
     # --- The merges ---------------------------------------------------------------------------------
 
@@ -308,16 +300,16 @@ class _Search:
 
     def _meeting(self, pairs: Sequence[_Sides]) -> set[_Sides]:
         """The pairs whose changes may meet."""
+        changes = self._changes(pairs)
+        return {pair for pair in pairs if pair not in changes or changes[pair][0].may_meet(changes[pair][1])}
+
+    def _changes(self, pairs: Sequence[_Sides]) -> dict[_Sides, list[Touched]]:
+        """What the sides of each pair have changed since they parted, if that is one point in history."""
         bases = self._bases({_ordered(one.head, other.head) for one, other in pairs})
         single = {pair: base for pair in pairs if (base := _only_base(bases, pair)) is not None}
         trees = self._trees(single.values())
         touched = self._touched({(trees[base], side) for pair, base in single.items() for side in pair})
-
-        def meet(pair: _Sides) -> bool:
-            base = trees[single[pair]]
-            return touched[base, pair[0].tree].may_meet(touched[base, pair[1].tree])
-
-        return {pair for pair in pairs if pair not in single or meet(pair)}
+        return {pair: [touched[trees[base], side.tree] for side in pair] for pair, base in single.items()}
 
     def _bases(self, heads: set[Pair]) -> dict[Pair, list[str]]:
         """The merge bases of pairs of commits; nothing for a pair whose histories are too long."""

@@ -340,12 +340,9 @@ class Landings:
             self.changes.check_claim(issue.id, options.claim, place.name, worktree)
             if waiting := self._open_dependencies(issue.id):
                 waits = f"its issue waits for {', '.join(each[:8] for each in waiting)}"
-        if target is not None and ahead:
-            waits = waits or target.waits_for
-        is_there = merged.tree is not None and not has_changed and in_it
-        return Preview(
-            place.branch, commit, frozen_now != commit, merged.conflicts, len(ahead), waits, is_there=is_there
-        )
+        waits = waits or (target.waits_for if target is not None and ahead else "")
+        is_there, is_new = merged.tree is not None and not has_changed and in_it, frozen_now != commit
+        return Preview(place.branch, commit, is_new, merged.conflicts, len(ahead), waits, is_there)
 
     def _in_the_way(self, place: LandingBranch, tip: str, tree: str, room: Path, objects: Path) -> str:
         """Why the checkout of a local branch could not follow to a tree now; empty if it could."""

@@ -240,10 +240,8 @@ class _Ongoing:
         purpose = _purpose(self._repository, self._repository.context.home, settings, base)
         if not self._is_ready(base, settings, purpose, environment) and not self._cancelled.is_set():
             message = f"no scratch worktree can be prepared for checks, not even for the tip of the branch: {why}"
-            hint = (
-                f"The work stays queued. Find the cause ('holdfast landing log {self._files.run.landing_id}' has the "
-                "output), then continue: 'holdfast land --all'."
-            )
+            look = f"'holdfast landing log {self._files.run.landing_id}' has the output"
+            hint = f"The work stays queued. Find the cause ({look}), then continue: 'holdfast land --all'."
             raise SetupFailed(message, hint=hint, log=log)
 
     def _is_ready(self, commit: str, settings: Settings, purpose: str, environment: Mapping[str, str]) -> bool:
