@@ -193,16 +193,17 @@ class Issues(Queue):
     @cached_property
     def tracker(self) -> Tracker:
         store: Any = self.open()
-        transact = store.transact
+        transact, transact_once = store.transact, store.transact_once
 
-        def counting(keys: Any, decide: Any) -> Any:
-            def counted(view: Any, now: float) -> Any:
+        def counted(decide: Any) -> Any:
+            def decide_and_count(view: Any, now: float) -> Any:
                 self.attempts += 1
                 return decide(view, now)
 
-            return transact(keys, counted)
+            return decide_and_count
 
-        store.transact = counting
+        store.transact = lambda keys, decide: transact(keys, counted(decide))
+        store.transact_once = lambda work: transact_once(work._replace(decide=counted(work.decide)))
         tracker = Tracker(store, actor=f"agent:{os.getpid()}", root=self.root, retry=RETRY)
         tracker.initialise()
         return tracker

@@ -21,7 +21,7 @@ from holdfast.leases.service import LeaseService
 from holdfast.ledger.log import Ledger
 from holdfast.locks.retry import CHANCE
 from holdfast.store.audit import START, AuditEntry, AuditReader, AuditTrail, _hash
-from holdfast.store.etcd import FIRST_VERSION, EtcdEngine, EtcdStore
+from holdfast.store.etcd import FIRST_WITH_HEADS, EtcdEngine, EtcdStore
 from holdfast.store.etcd_gateway import Gateway, decoded, encoded
 from holdfast.store.model import Append, Decision, Stream, View
 from holdfast.store.served import CommitPlan, ServedStore
@@ -260,7 +260,7 @@ def test_an_older_store_is_read_as_it_is_and_upgraded_by_the_first_append(etcd_u
         increment(store, INDEX)  # appends nothing
         assert schema_of(store) == b"1"
         assert increment(store, INDEX, LINES) == 4
-        assert schema_of(store) == str(FIRST_VERSION).encode()
+        assert schema_of(store) == str(FIRST_WITH_HEADS).encode()
         assert numbers(store) == [(1, 1), (2, 2), (3, 4)]
         assert keys_visited(store, lambda: store.end(LINES)) <= 2
         with EtcdStore(etcd_url) as other:

@@ -19,6 +19,9 @@ from typing import Literal
 import pytest
 
 from holdfast.errors import StoreUnavailable, TooManyRetries
+from holdfast.issues.creating import NewIssue
+from holdfast.issues.model import ClaimId
+from holdfast.issues.tracker import Tracker
 from holdfast.leases.service import LeaseService
 from holdfast.repository.init import initialise
 from holdfast.store.audit import AuditTrail
@@ -94,7 +97,7 @@ class Victim:
 
 def work_forever(line: Line, url: str, work: Work) -> None:
     store = PostgresStore(url)
-    store.read(INDEX)
+    store.now()
     act = work(store)
     line.say("ready")
     line.wait()
@@ -184,6 +187,44 @@ def test_frozen_clients_do_not_delay_others(postgres_server: Postgres, postgres_
             assert freeze(postgres_server, postgres_url, victims, [incrementing] * 2) < MOST_DELAY, f"round {number}"
             tried["rounds with frozen clients"] += 1
         assert number_of(store, INDEX) == len(list(store.entries(EVENTS)))
+
+
+def claiming(ids: Sequence[str]) -> Work:
+    """Claim the next issue, and release it."""
+
+    def work(store: PostgresStore) -> Callable[[], object]:
+        claims = Tracker(store, actor=f"agent:{random.random()}").claims
+
+        def claim() -> None:
+            claimed = claims.claim_next(claims.request(ttl=3600.0))
+            assert claimed is not None
+            assert claimed.issue.id in ids
+            claims.release(claimed.issue.id, ClaimId.parse(claimed.claim.claim_id))
+
+        return claim
+
+    return work
+
+
+def test_clients_frozen_while_they_claim_do_not_delay_claims(postgres_server: Postgres, postgres_url: str) -> None:
+    """At every message in turn. Each frozen client keeps at most one issue from the others, and enough are left."""
+    with PostgresStore(postgres_url) as store:
+        tracker = Tracker(store)
+        tracker.initialise()
+        for number in range(rounds(300, least=3)):
+            ids = [each.issue.id for each in tracker.create_all([NewIssue(title="next")] * 9)]
+            claim = claiming(ids)
+            victims = [(claim, FAULTS[(number + own) % 3], 1 + (number + 7 * own) % 20) for own in range(3)]
+            assert freeze(postgres_server, postgres_url, victims, [claim] * 2) < MOST_DELAY, f"round {number}"
+            for each in ids:
+                delete(tracker, each)
+            tried["rounds with clients frozen while they claim"] += 1
+
+
+def delete(tracker: Tracker, issue_id: str) -> None:
+    record = tracker.claims.state(issue_id)
+    claim = record.claim if record else None
+    tracker.delete(issue_id, claim=ClaimId.parse(claim.claim_id) if claim else None)
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def claim_next(
         with view.waiting_for_issue(wait, tracker):
             claimed = tracker.claims.take_next(
                 requested,
-                wanted=lambda issue: query.fits(issue, issue.state),
+                wanted=(lambda issue: query.fits(issue, issue.state)) if labels else None,
                 wait=wait,
                 ignore_touches=ignore_touches,
             )

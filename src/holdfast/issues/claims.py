@@ -44,7 +44,7 @@ from holdfast.issues.scopes import overlapping
 from holdfast.issues.transactions import Draft, Seen, Transactions
 from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.locks.retry import CHANCE
-from holdfast.store.model import Decision, Replace, View
+from holdfast.store.model import Decision, FirstFree, Replace, View
 
 MOST_LOCKED = 5  # after as many locked issues, `claim_next` gives up: each has cost the lock timeout
 MOST_BESIDE = 50  # the most issues with the same paths that a claim names
@@ -78,11 +78,11 @@ def claimed_issue_to_json(claimed: Claimed) -> dict[str, Any]:
 
 
 class _Search(NamedTuple):
-    """A search for work: the issues that count, and those that were left out because of the paths that they touch; None
-    if paths do not matter."""
+    """A search for work: the issues that count (None: all), and those that were left out because of the paths that they
+    touch; None if paths do not matter."""
 
     request: rules.IssueClaimRequest
-    wanted: Callable[[IssueSummary], bool]
+    wanted: Callable[[IssueSummary], bool] | None
     skipped: dict[str, PathsInProgress] | None
 
 
@@ -117,11 +117,12 @@ class Claiming:
         self,
         request: rules.IssueClaimRequest,
         *,
-        wanted: Callable[[IssueSummary], bool] = lambda issue: True,
+        wanted: Callable[[IssueSummary], bool] | None = None,
         wait: float | None = 0.0,
         ignore_touches: bool = False,
     ) -> Claimed | None:
         """Claim the most urgent ready issue, or return None. Among equals, the one unchanged for longest is first.
+        `wanted` selects the issues that count.
 
         Issues that others claim first are skipped, and so are those whose lock another program keeps for too long:
         `LockTimeout` only if nothing else is left, or after `MOST_LOCKED` of them. Unless `ignore_touches`, issues that
@@ -135,7 +136,7 @@ class Claiming:
         self,
         request: rules.IssueClaimRequest,
         *,
-        wanted: Callable[[IssueSummary], bool] = lambda issue: True,
+        wanted: Callable[[IssueSummary], bool] | None = None,
         wait: float | None = 0.0,
         ignore_touches: bool = False,
     ) -> Claimed:
@@ -144,11 +145,14 @@ class Claiming:
         search = _Search(request, wanted, None if ignore_touches else {})
         found, seen = self._claim_next(search, wait)
         if found is None:
-            raise _nothing_ready(seen.broken, list((search.skipped or {}).values()))
+            raise _nothing_ready(() if seen is None else seen.broken, list((search.skipped or {}).values()))
         return found
 
-    def _claim_next(self, search: _Search, wait: float | None) -> tuple[Claimed | None, IssueSet[IssueSummary]]:
+    def _claim_next(self, search: _Search, wait: float | None) -> tuple[Claimed | None, IssueSet[IssueSummary] | None]:
         store, wanted = self._transactions.store, search.wanted
+        found = self._claim_picked(search)
+        if found is not None:
+            return found, None
         seen = self._transactions.summaries(finished=False)
         found = self._claim_first(seen, search)
         if found is not None or wait == 0.0:
@@ -159,16 +163,33 @@ class Claiming:
                 seen = self._transactions.summaries(finished=False)  # newer than the watch: nothing is missed
                 found = self._claim_first(seen, search)
                 left = deadline - time.monotonic()
-                if found is not None or left <= 0 or not any(map(wanted, seen)):
+                if found is not None or left <= 0 or not any(map(wanted, seen) if wanted else seen):
                     return found, seen
                 watch.wait(min(left, POLL))
+
+    def _claim_picked(self, search: _Search) -> Claimed | None:
+        """Claim the issue that the server picks, without reading any other. None if it cannot pick one, or if the issue
+        touches paths: then only all issues tell what may be claimed."""
+        request = search.request
+        if search.wanted is not None:
+            return None
+        try:
+            return self._transactions.change_once(
+                lambda draft, issue_id: self._granted(draft, issue_id, request),
+                FirstFree(request.assignee, self._transactions.skew),
+                lambda issue, view: issue.state in rules.WAITING and (search.skipped is None or not issue.touches),
+            )
+        except (IssueClaimed, TransitionRefused, NotFound):
+            return None  # its record says that it is free, but it is not
 
     def _claim_first(self, seen: IssueSet[IssueSummary], search: _Search) -> Claimed | None:
         locked: dict[str, LockTimeout] = {}
         if search.skipped is not None:
             search.skipped.clear()
         assignee = search.request.assignee
-        queue = _Queue(filter(search.wanted, seen.by_urgency(assignee)), _others_claiming(seen, assignee))
+        available = seen.by_urgency(assignee)
+        wanted = available if search.wanted is None else filter(search.wanted, available)
+        queue = _Queue(wanted, _others_claiming(seen, assignee))
         for issue in queue:
             try:
                 beside = [] if search.skipped is None else _beside(seen, issue)
@@ -241,22 +262,26 @@ class Claiming:
         self._transactions.look_at_each((*dependencies, *(each.id for each in beside)), seen)
 
         def body(draft: Draft) -> Claimed:
-            issue, before = draft.issue(issue_id), draft.claim(issue_id)
+            issue = draft.issue(issue_id)
             for each in beside:
                 now = draft.lookup(each.id)
                 if now is not None and IssueSummary.of(now) != each:
                     _refuse_overlap(issue, now)
-            record = rules.grant(issue, before, draft.moment, request, draft.lookup)
-            assert record.claim is not None
-            taken_over = before.claim.assignee if before and before.claim else None
-            draft.set_claim(issue_id, record)
-            state = rules.state_of(issue, draft.lookup)
-            working = msgspec.structs.replace(issue, state=State.IN_PROGRESS, assignee=request.assignee)
-            facts = {"assignee": request.assignee, "token": record.token, "from": state.value}
-            draft.record("issue_claimed", issue_id, **facts, taken_over_from=taken_over)
-            return Claimed(draft.put(working, announced=True), record.claim, taken_over)
+            return self._granted(draft, issue_id, request)
 
         return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
+
+    def _granted(self, draft: Draft, issue_id: str, request: rules.IssueClaimRequest) -> Claimed:
+        issue, before = draft.issue(issue_id), draft.claim(issue_id)
+        record = rules.grant(issue, before, draft.moment, request, draft.lookup)
+        assert record.claim is not None
+        taken_over = before.claim.assignee if before and before.claim else None
+        draft.set_claim(issue_id, record)
+        state = rules.state_of(issue, draft.lookup)
+        working = msgspec.structs.replace(issue, state=State.IN_PROGRESS, assignee=request.assignee)
+        facts = {"assignee": request.assignee, "token": record.token, "from": state.value}
+        draft.record("issue_claimed", issue_id, **facts, taken_over_from=taken_over)
+        return Claimed(draft.put(working, announced=True), record.claim, taken_over)
 
     def _release(self, issue_id: str, claim_id: ClaimId | None, reason: str, *, force: bool) -> Issue:
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))

@@ -111,11 +111,11 @@ class Creating:
 
     def _parts(self, issues: Sequence[Issue]) -> Iterator[list[Issue]]:
         """The issues in parts that one transaction can create: it names each issue with its dependencies, and the
-        dependents of these, and appends an event for each."""
+        dependents of these, and appends an event for each, which also gets a place in the queue."""
         part, new, touched, server = list[Issue](), set[str](), set[str](), self._transactions.store.server
         for issue in issues:
             on = touched.union(issue.dependencies)
-            size = _FIXED + 2 * (len(part) + 1) + len(on) + len(on - new)
+            size = _FIXED + 3 * (len(part) + 1) + len(on) + len(on - new)
             is_too_large = server is not None and server.exceeded_limit(size) is not None
             if part and (is_too_large or len(part) == MOST_TOGETHER):
                 yield part

@@ -26,6 +26,7 @@ from holdfast.issues.model import (
     CLAIMS,
     DEPENDENTS,
     EVENTS,
+    GRAPH,
     INDEX,
     ISSUES,
     AnyIssue,
@@ -40,9 +41,9 @@ from holdfast.issues.model import (
 from holdfast.issues.reading import TOLERANT_INDEX, find_ids
 from holdfast.issues.rules import IssueSet
 from holdfast.issues.scopes import checked_touches
-from holdfast.issues.transactions import Draft, Transactions, check_dependents, no_issue
+from holdfast.issues.transactions import Draft, IssueNeighbours, Seen, Transactions, check_dependents, no_issue
 from holdfast.locks.retry import RetryConfig
-from holdfast.store.model import Document, Entry, Key, Store, newest_first
+from holdfast.store.model import Document, Entry, Key, Store, View, newest_first
 
 if TYPE_CHECKING:
     from holdfast.issues.claims import Claiming
@@ -304,10 +305,9 @@ class Tracker:
         return self.transactions.change(body, issues=[issue_id], also=[CLAIMS.key(issue_id)])
 
     def _move(self, issue_id: str, update: Update, claim: ClaimId | None, if_version: str | None) -> Issue:
-        around = self.transactions.surroundings(issue_id)
-
-        def body(draft: Draft) -> Issue:
+        def body(draft: Draft, around: IssueNeighbours | None = None) -> Issue:
             before = draft.issue(issue_id)
+            around = around or IssueNeighbours(before, [], Seen({}, {}), (), [])
             assert update.state is not None
             _check_version(draft, issue_id, if_version)
             check_dependents(draft, around)
@@ -324,8 +324,20 @@ class Tracker:
             draft.settle(around.followers)
             return issue
 
+        made = self.transactions.change_once(
+            lambda draft, _: body(draft),
+            issue_id,
+            lambda _, view: _has_no_dependents(view, issue_id),
+            also=(CLAIMS, DEPENDENTS),
+            hints=[GRAPH],
+        )
+        if made is not None:
+            return made
+        around = self.transactions.surroundings(issue_id)
         keys: list[Key[Any]] = [CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
-        issue = self.transactions.change(body, issues=around.named, seen=around.seen, also=keys)
+        issue = self.transactions.change(
+            lambda draft: body(draft, around), issues=around.named, seen=around.seen, also=keys
+        )
         self.transactions.settle_others(around, issue)
         return issue
 
@@ -358,6 +370,11 @@ class Tracker:
         if dependent is not None and issue_id in dependent.dependencies:
             draft.put(rules.in_line(rules.without_dependency(dependent, issue_id), draft.lookup))
             draft.record("dependency_removed", dependent_id, depends_on=issue_id)
+
+
+def _has_no_dependents(view: View, issue_id: str) -> bool:
+    graph, known = view.get(GRAPH), view.get(DEPENDENTS.key(issue_id))
+    return graph is not None and graph.dependents_complete and (known is None or not known.dependents)
 
 
 def _check_version(draft: Draft, issue_id: str, wanted: str | None) -> None:

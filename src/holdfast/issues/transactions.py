@@ -47,7 +47,23 @@ from holdfast.issues.reading import look_at, misnamed, read_claims, read_issue, 
 from holdfast.issues.rules import Broken, IssueSet
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Store, Stream, Unreadable, View
+from holdfast.store.model import (
+    Append,
+    Attempted,
+    Change,
+    Create,
+    Decide,
+    Decision,
+    Delete,
+    Family,
+    FirstFree,
+    Key,
+    Replace,
+    Store,
+    Stream,
+    Unreadable,
+    View,
+)
 
 MOST_RECENT = 256  # how many added dependencies `Graph.recent` keeps
 _NUMBERS = 1 << 128
@@ -219,7 +235,8 @@ def no_issue(issue_id: str) -> NotFound:
     return NotFound(f"there is no issue {issue_id}", issue_id=issue_id, hint=hint)
 
 
-MOST_NAMED = 100  # the most neighbours that a transaction names, each of their events counted as another
+MOST_NAMED = 100  # the most neighbours that a transaction names; one that changes needs an event and a place, too
+_MOST_PICKED = 5  # issues that the server picks, and others change meanwhile
 Result = TypeVar("Result")
 
 
@@ -294,7 +311,7 @@ class Transactions:
         self.store = store
         self._projection = projection_of(store, root)
         self._clock = clock
-        self._skew = skew
+        self.skew = skew
         self.actor = actor
         self._retry = retry or RetryConfig()
         self._sleep = sleep
@@ -303,7 +320,7 @@ class Transactions:
 
     def reading(self) -> ClockReading:
         """The boot clock, read before a transaction that judges a claim."""
-        return ClockReading(boot_clock_id(), self._clock.boot(), self._skew)
+        return ClockReading(boot_clock_id(), self._clock.boot(), self.skew)
 
     def moment(self) -> Now:
         return self.reading().at(self.store.now())
@@ -412,7 +429,7 @@ class Transactions:
             group = dict.fromkeys(
                 each for each in (dependent.id, *dependent.dependencies) if each not in named and seen.can_name(each)
             )
-            if len(named) + len(group) + len(followers) < MOST_NAMED:
+            if len(named) + len(group) + 2 * len(followers) < MOST_NAMED:
                 named += group
                 followers.append(each)
         return IssueNeighbours(issue, named, seen, dependents, followers)
@@ -442,7 +459,7 @@ class Transactions:
             found = self.look_at(each)
             around = self.with_dependencies(found) if isinstance(found, Issue) else Seen({}, {})
             around.add(each, found)
-            if count and len(seen.issues | around.issues) + count >= MOST_NAMED:
+            if count and len(seen.issues | around.issues) + 2 * count >= MOST_NAMED:
                 break
             seen.issues.update(around.issues)
             seen.broken.update(around.broken)
@@ -461,19 +478,60 @@ class Transactions:
         """Run one decision on the named issues, documents and streams, and commit its draft."""
         named = list(dict.fromkeys(issues))
         seen = seen or Seen({}, {})
-        seed, evidence = uuid.uuid4().int, seen.issues
         keys: list[Key[Any] | Stream[Any]] = [*dict.fromkeys(also), *map(ISSUES.key, named), EVENTS]
-        reading = self.reading()
+        try:
+            return self.store.transact(keys, self._deciding(body, named, seen.issues)).result
+        except Blocked as failure:
+            raise _explained(failure, seen.broken) from None
+
+    def change_once(
+        self,
+        body: Callable[[Draft, str], Result],
+        issue: str | FirstFree,
+        fits: Callable[[Issue, View], bool],
+        *,
+        also: Iterable[Family[Any]] = (CLAIMS,),
+        hints: Sequence[Key[Any]] = (),
+    ) -> Result | None:
+        """Attempt one decision on an issue and its dependencies, with fewer requests to a server than `change`. `also`
+        has its other documents; `fits` says whether that is enough. None if not, after a conflict, or without a
+        server."""
+        server, named = self.store.server, list[str]()
+        if server is None:
+            return None
+
+        def keys(issue_id: str) -> list[Key[Any] | Stream[Any]]:
+            return [*(each.key(issue_id) for each in also), ISSUES.key(issue_id), EVENTS]
+
+        def more(issue_id: str, view: View) -> list[Key[Any]] | None:
+            found = view.get(ISSUES.key(issue_id))
+            if found is None or not fits(found, view):
+                return None
+            named[:] = dict.fromkeys((issue_id, *found.dependencies))
+            return [ISSUES.key(each) for each in named[1:]] if len(named) <= MOST_NAMED else None
+
+        decide = self._deciding(lambda draft: body(draft, named[0]), named, {})
+        for _ in range(_MOST_PICKED if isinstance(issue, FirstFree) else 1):
+            try:
+                made = server.transact_once(Attempted(issue, keys, hints, more, decide))
+            except Changed:
+                continue
+            except (Blocked, Corrupt):
+                return None
+            return None if made is None else made.result
+        return None
+
+    def _deciding(
+        self, body: Callable[[Draft], Result], named: Sequence[str], evidence: Mapping[str, Issue | None]
+    ) -> Decide[Result]:
+        seed, reading = uuid.uuid4().int, self.reading()
 
         def decide(view: View, now: float) -> Decision[Result]:
             draft = Draft(view, reading.at(now), seed=seed, actor=self.actor, named=named, evidence=evidence)
             result = body(draft)
             return Decision(draft.changes(), result)
 
-        try:
-            return self.store.transact(keys, decide).result
-        except Blocked as failure:
-            raise _explained(failure, seen.broken) from None
+        return decide
 
     def retrying(self, attempt: Callable[[], Result], retry: RetryConfig | None = None) -> Result:
         """Retry while others change what was read, as often as the settings or `retry` allow."""

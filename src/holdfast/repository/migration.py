@@ -36,7 +36,7 @@ from holdfast.store.model import Append, Change, Decision, Delete, Family, Key, 
 if TYPE_CHECKING:
     from holdfast.trees.scan import Progress
 
-MOST_CHANGES = 50
+MOST_CHANGES = 40  # each may also need two changes of the queue of issues
 MOST_AT_ONCE = 512 << 10  # the largest commit that every server accepts; a larger record goes alone
 
 PASSES = 5

@@ -10,6 +10,8 @@ reads that may be stale). See `served` for the protocol around these transaction
     <prefix>/s/<stream>/~<place>   a loose record of a stream
     <prefix>/s/<stream>/~          stops clients that know only version 1 of this schema
     <prefix>/h/<stream>            the head of a stream: the number of its last record, and a copy of it unless large
+    <prefix>/q/<place>             an issue that is free, in the order of the queue; its value is the assignee, if any
+    <prefix>/x/<instant>/<issue>   when the claim of an issue expires
     <prefix>/c/<id>                a commit that was made or ruled out; forgotten after some days
     <prefix>/clock                 the time of the last commit (see `etcd_gateway.ServerTime`)
     <prefix>/schema                the version of this schema
@@ -26,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.clock import format_instant
 from holdfast.errors import Failure, StoreMoved, StoreUnavailable, UsageFailure
 from holdfast.locks.retry import CHANCE
 from holdfast.store import served
@@ -51,13 +54,14 @@ from holdfast.store.served import (
     Fetched,
     LooseRecord,
     Named,
+    Picked,
     ServedChanges,
     ServedStore,
     StoredValue,
 )
 
-SCHEMA_VERSION = 3  # has archived streams; the first archive upgrades a store
-FIRST_VERSION = 2  # of a new store; 1 had no heads, and the first append upgrades a store from it
+SCHEMA_VERSION = 4  # has a queue; the first claim gives a store one
+FIRST_WITH_HEADS, FIRST_WITH_ARCHIVES = 2, 3  # the first append, or archive, upgrades a store
 _FORGET_EVERY = 1000
 _FORGET_AFTER = 7 * 86400.0
 _LOOK_AT = 4 * _FORGET_EVERY  # notes
@@ -69,6 +73,11 @@ _ENOUGH_OPERATIONS = 8192  # from here on, etcd itself may refuse
 _OTHER_OPERATIONS = 8  # of a commit: its id and time, the heads of streams, the version of the schema
 _MOST_STREAMS = 90  # streams whose heads are fetched, all in the first request, which is not pinned to a revision
 _RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
+
+_SPREAD = 8  # places in the queue for each of those who claim at once: so seven of eight attempts meet nobody
+_LEAST, _WIDEST = 16, 512  # places
+_MOST_EXPIRED = 16
+_MOST_STALE = 8
 
 _MADE, _RULED_OUT = "made", "ruled out"
 _QUOTA, _COMPACTED = "etcd_server_quota_backend_bytes", "etcd_debugging_mvcc_compact_revision"  # metrics of etcd
@@ -88,7 +97,10 @@ class EtcdEngine:
         self.keys = Keys(address.prefix)
         self._checked = False
         self._accepted, self._is_at_limit = _DEFAULT_OPERATIONS, False  # as far as it was needed to find out
-        self._upgrades = False  # whether the store has an older version
+        self._upgrades = False  # whether the store has the first version
+        self._has_queue = False  # as far as this process knows
+        self._least = _LEAST  # places that a pick reads
+        self._width = _SPREAD  # candidates at the front of the queue; more after a lost attempt
 
     @property
     def version(self) -> ServerVersion | None:
@@ -154,16 +166,132 @@ class EtcdEngine:
         """Refuse an unknown schema version; the first client of a new store records the version."""
         row = rows[0] if rows else None
         if row is None and self._create:
-            row = self._put_if_absent(self.keys.schema, str(FIRST_VERSION).encode())
+            row = self._put_if_absent(self.keys.schema, str(SCHEMA_VERSION).encode())
+            self._has_queue = row is None
         if row is not None or not self._create:
             found = None if row is None else decoded(row["value"]).decode()
             served.require_version(self.address, found, SCHEMA_VERSION, oldest=1)
-            self._upgrades = found == "1"
+            self._upgrades, self._has_queue = found == "1", self._has_queue or found == str(SCHEMA_VERSION)
         self._checked = True
 
     @contextlib.contextmanager
     def attempt(self, named: Sequence[Named], *, in_turn: bool) -> Iterator[Attempt]:
         yield Attempt(self.fetch(named), self.commit)
+
+    @contextlib.contextmanager
+    def pick(self, assignee: str, skew: float) -> Iterator[Picked | None]:
+        if not self._checked:
+            self.fetch([])
+        if not self._has_queue:
+            self._build_queue()
+        with understanding(self.address):
+            picked = None
+            for _ in range(_MOST_STALE if self._has_queue else 0):
+                with contextlib.suppress(_Stale):
+                    picked = self._pick(served.as_assigned(assignee), skew)
+                    break
+        yield picked
+
+    def _pick(self, own: bytes, skew: float) -> Picked | None:
+        """Pick at random among the first issues of the first priority: eight for each claim in progress, whose holder
+        may be about to claim another."""
+        now, place = self.gateway.time.now(), CHANCE.randrange(self._width)
+        queue, expiries = self.keys.queue, self.keys.expiries
+        requests = [
+            {
+                "key": encoded(queue),
+                "range_end": encoded(end_of(queue)),
+                "limit": (limit := max(place + 1, self._least)),
+            },
+            {"key": encoded(expiries), "range_end": encoded(end_of(expiries)), "count_only": True},
+            {
+                "key": encoded(expiries),
+                "range_end": encoded(expiries + format_instant(now - skew).encode()),
+                "limit": _MOST_EXPIRED + 1,
+            },
+        ]
+        answer = self.gateway.ask("/v3/kv/txn", {"success": [{"request_range": each} for each in requests]})
+        rows, claims, expired = (each["response_range"] for each in answer["responses"])
+        free = [row for row in rows.get("kvs", []) if _value(row) in (b"", own)]
+        if not free and len(rows.get("kvs", ())) == limit < _WIDEST:
+            self._least = _WIDEST  # many issues are assigned to others
+            raise _Stale
+        late = [_key(row).rpartition(b"/")[2].decode() for row in expired.get("kvs", [])]
+        if not free or len(late) > _MOST_EXPIRED or _rank(free[0]) == b"0":
+            return None
+        front = [row for row in free if _rank(row) == _rank(free[0])]
+        others = int(claims.get("count", 0))
+        chosen = front[0 if not others else place if place < len(front) else CHANCE.randrange(len(front))]
+        issue = _key(chosen).rpartition(b"/")[2].decode()
+        names = [served.ISSUES + issue, served.CLAIMS + issue, *(served.ISSUES + each for each in late)]
+        clock, *found = self._ranges([_get(self.keys.clock), *(_get(self.keys.document(each)) for each in names)])
+        values = {
+            name: StoredValue(row["mod_revision"], _value(row))
+            for name, rows in zip(names, found, strict=True)
+            for row in rows
+        }
+        fetched = Fetched(values, self.gateway.time.now(float(_value(clock[0])) if clock else 0.0))
+        value = fetched.of(names[0])
+        if self._queued(names[0], value.content) != (_key(chosen), _value(chosen)):
+            self._remove_stale(chosen, names[0], value)
+            raise _Stale
+        for name in names[2:]:
+            queued = served.queued(name, fetched.of(name).content, served.IN_PROGRESS)
+            if queued is not None and self.keys.queue + queued[0] < _key(chosen):
+                return None  # the client decides which is first
+        self._width = min(max(_SPREAD, _SPREAD * others), _WIDEST)
+        return Picked(issue, Attempt(fetched, self._commit_picked), self.fetch)
+
+    def _commit_picked(self, plan: CommitPlan) -> bool:
+        made = self.commit(plan)
+        if not made:
+            self._width = min(_SPREAD * self._width, _WIDEST)
+        return made
+
+    def _queued(self, name: str, content: bytes | None) -> tuple[bytes, bytes] | None:
+        """The key and value that a document has in the queue, or among the expiries of claims."""
+        found = served.queued(name, content)
+        if found is None:
+            return None
+        return (self.keys.queue if name.startswith(served.ISSUES) else self.keys.expiries) + found[0], found[1]
+
+    def _queue_changes(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
+        for name, content in plan.puts.items():
+            before, after = self._queued(name, plan.fetched.of(name).content), self._queued(name, content)
+            if before is not None and (after is None or before[0] != after[0]):
+                yield {"request_delete_range": {"key": encoded(before[0])}}
+            if after is not None and before != after:
+                yield _put(*after)
+
+    def _remove_stale(self, chosen: Any, name: str, value: StoredValue) -> None:
+        """Remove a place that the issue no longer has: a client of an older version has changed the issue."""
+        unchanged = _is_at(self.keys.document(name), value.version)
+        self.gateway.ask("/v3/kv/txn", {"compare": [unchanged], "success": [_delete(_key(chosen))]})
+
+    def _build_queue(self) -> None:
+        """Give a store of an older version a queue: enter all issues and claims, each unless it changes meanwhile,
+        since commits of this version change the queue of any store."""
+        with understanding(self.address):
+            (rows,) = self._ranges([_get(self.keys.schema)])
+            version = _value(rows[0]).decode() if rows else ""
+            if version in (str(FIRST_WITH_HEADS), str(FIRST_WITH_ARCHIVES)):
+                for family in (served.ISSUES, served.CLAIMS):
+                    self._enter_all(family)
+                self.gateway.ask("/v3/kv/txn", {"success": [self._upgrade(SCHEMA_VERSION)]})
+                version = str(SCHEMA_VERSION)
+            self._has_queue = version == str(SCHEMA_VERSION)
+
+    def _enter_all(self, family: str) -> None:
+        last = ""
+        while found := self.page(family.rstrip("/"), last, _MOST_RANGES // 2):
+            queued = {name: self._queued(family + name, value.content) for name, value in found}
+            entries = [
+                {"compare": [_is_at(self.keys.document(family + name), value.version)], "success": [_put(*each)]}
+                for name, value in found
+                if (each := queued[name]) is not None
+            ]
+            self.gateway.ask("/v3/kv/txn", {"success": [{"request_txn": each} for each in entries]})
+            last = found[-1][0]
 
     def commit(self, plan: CommitPlan) -> bool:
         """Send the commit; False if something it depends on has changed."""
@@ -207,7 +335,7 @@ class EtcdEngine:
                 key = self.keys.head(each.name)
                 yield _is_absent(self.keys.record(each.name, found.position + 1))
             if found.version:
-                yield {"key": encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": found.version}
+                yield _is_at(key, found.version)
             elif not found.position:
                 yield _is_absent(key)
         for loose in plan.loose:  # the place is nearly always free, but a put would replace a record there
@@ -216,7 +344,8 @@ class EtcdEngine:
     def _writes(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
         for name, content in plan.puts.items():
             key = self.keys.document(name)
-            yield {"request_delete_range": {"key": encoded(key)}} if content is None else _put(key, content)
+            yield _delete(key) if content is None else _put(key, content)
+        yield from self._queue_changes(plan)
         for each in plan.additions:
             yield _put(self.keys.record(each.stream, each.position), each.content)
         for each in {each.stream: each for each in plan.additions}.values():
@@ -227,11 +356,9 @@ class EtcdEngine:
         for loose in plan.loose:
             yield _put(self.keys.loose_record(loose.stream, loose.place), loose.content)
         for loose in plan.sealed:
-            yield {"request_delete_range": {"key": encoded(self.keys.loose_record(loose.stream, loose.place))}}
+            yield _delete(self.keys.loose_record(loose.stream, loose.place))
         if plan.additions and self._upgrades:
-            old = {"key": encoded(self.keys.schema), "target": "VALUE", "result": "EQUAL", "value": encoded(b"1")}
-            upgrade = _put(self.keys.schema, str(FIRST_VERSION).encode())
-            yield {"request_txn": {"compare": [old], "success": [upgrade]}}
+            yield self._upgrade(FIRST_WITH_HEADS)
 
     def _send(self, request: object) -> Any:
         with self.gateway.deadline.within(self.gateway.timeout) as deadline:
@@ -284,8 +411,18 @@ class EtcdEngine:
     def bury(self, stream: str, position: int, tombstone: bytes) -> None:
         key = self.keys.record(stream, position)
         there = {"key": encoded(key), "target": "CREATE", "result": "GREATER", "create_revision": "0"}
-        changes = [_put(self.keys.schema, str(SCHEMA_VERSION).encode()), _put(key, tombstone)]
+        changes = [self._upgrade(FIRST_WITH_ARCHIVES), _put(key, tombstone)]
         self.gateway.ask("/v3/kv/txn", {"compare": [there], "success": changes})
+
+    def _upgrade(self, version: int) -> dict[str, Any]:
+        """The operation that gives the store this version, if it has a lower one."""
+        lower = {
+            "key": encoded(self.keys.schema),
+            "target": "VALUE",
+            "result": "LESS",
+            "value": encoded(b"%d" % version),
+        }
+        return {"request_txn": {"compare": [lower], "success": [_put(self.keys.schema, b"%d" % version)]}}
 
     def drop_records(self, stream: str, first: int, last: int) -> None:
         bounds = {
@@ -304,7 +441,7 @@ class EtcdEngine:
 
     def set_moved(self, target: str | None) -> None:
         key = self.keys.moved
-        change = {"request_delete_range": {"key": encoded(key)}} if target is None else _put(key, target.encode())
+        change = _delete(key) if target is None else _put(key, target.encode())
         self.gateway.ask("/v3/kv/txn", {"success": [change]})
 
     def moved_to(self) -> str | None:
@@ -404,6 +541,9 @@ class EtcdEngine:
             self._accepted *= 2
         return None
 
+    def places(self, plan: CommitPlan) -> int:
+        return sum(1 for _ in self._queue_changes(plan))
+
     def _takes(self, operations: int) -> bool:
         """Whether etcd accepts so many operations in one transaction: comparisons that do nothing."""
         try:
@@ -425,6 +565,10 @@ class EtcdEngine:
 
     def close(self) -> None:
         self.gateway.close()
+
+
+class _Stale(Exception):
+    """The issue no longer has its place in the queue, or more places must be read: pick again."""
 
 
 class EtcdStore(ServedStore):
@@ -529,6 +673,8 @@ class Keys:
         self.clock = self._prefix + b"/clock"
         self.schema = self._prefix + b"/schema"
         self.moved = self._prefix + b"/moved"
+        self.queue = self._prefix + b"/q/"
+        self.expiries = self._prefix + b"/x/"
 
     def document(self, name: str) -> bytes:
         return self._prefix + b"/d/" + name.encode()
@@ -587,6 +733,19 @@ def _get(key: bytes) -> dict[str, Any]:
 def _last(start: bytes, *, below: bytes) -> dict[str, Any]:
     order = {"limit": 1, "sort_order": "DESCEND", "sort_target": "KEY"}
     return {"request_range": {"key": encoded(start), "range_end": encoded(below), **order}}
+
+
+def _delete(key: bytes) -> dict[str, Any]:
+    return {"request_delete_range": {"key": encoded(key)}}
+
+
+def _is_at(key: bytes, revision: str) -> dict[str, Any]:
+    return {"key": encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision or "0"}
+
+
+def _rank(row: Any) -> bytes:
+    """The rank in the place of an issue."""
+    return _key(row).rsplit(b"/", 4)[1]
 
 
 def _put(key: bytes, value: bytes) -> dict[str, Any]:

@@ -50,6 +50,10 @@ class FailFastStore:
         with self._using():
             self._server.seal(stream)
 
+    def transact_once(self, work: model.Attempted[Result]) -> model.Commit[Result] | None:
+        with self._using():
+            return self._server.transact_once(work)
+
     def exceeded_limit(self, changes: int) -> int | None:
         with self._using():
             return self._server.exceeded_limit(changes)

@@ -571,6 +571,25 @@ class ServerSpace(NamedTuple):
     compacted: int = 0  # 0 if it is not known, or nothing was ever compacted
 
 
+class FirstFree(NamedTuple):
+    """The most urgent issue that is free: ready by its own record, and assigned to nobody or to `assignee`. One whose
+    claim expired more than `skew` seconds ago counts, too."""
+
+    assignee: str
+    skew: float
+
+
+class Attempted(NamedTuple, Generic[Result]):
+    """A transaction on one issue that is attempted once. It names `named`, and what `more` returns, which sees a view
+    of `named` and of `hints`; None gives up. The commit does not depend on the hints."""
+
+    issue: str | FirstFree
+    named: Callable[[str], Sequence[Key[Any] | Stream[Any]]]
+    hints: Sequence[Key[Any]]
+    more: Callable[[str, View], Sequence[Key[Any]] | None]
+    decide: Decide[Result]
+
+
 class StoreServer(Protocol):
     """The part of the interface that only a store on a server has: its address, version, space and loose records."""
 
@@ -591,6 +610,11 @@ class StoreServer(Protocol):
     def exceeded_limit(self, changes: int) -> int | None:
         """The limit of one transaction that names this many documents, each appended record counted as another; None if
         the server accepts it."""
+
+    def transact_once(self, work: Attempted[Result]) -> Commit[Result] | None:
+        """Attempt a transaction. None if the server cannot tell which issue is the first free one; `Changed` after a
+        conflict. Concurrent calls for the first free issue get different ones, if the server can hide one from others
+        for a moment."""
 
     def seal(self, stream: Stream[Any]) -> None:
         """Give the loose records of all commits until now their positions, in the order of these commits. For a user

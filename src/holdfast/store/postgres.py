@@ -37,6 +37,7 @@ from holdfast.store.served import (
     Fetched,
     LooseRecord,
     Named,
+    Picked,
     ServedChanges,
     ServedStore,
     StoredValue,
@@ -68,6 +69,7 @@ class PostgresEngine:
         self.connections = Connections(address, timeout=timeout, create=create)
         self._channel = channel_of(address.schema)
         self._has_index = False
+        self._has_queue: bool | None = None  # None: not known yet
 
     @property
     def skew(self) -> float:
@@ -94,6 +96,49 @@ class PostgresEngine:
             stack.push(inner.pop_all())
         return Attempt(fetched, partial(self._commit_on, connection))
 
+    @contextlib.contextmanager
+    def pick(self, assignee: str, skew: float) -> Iterator[Picked | None]:
+        """Lock the issue. This lock outlives the request, like that of a turn, so the server limits its time; others
+        who pick skip the issue meanwhile."""
+        with contextlib.ExitStack() as stack:
+            yield self.connections.persist(lambda: self._pick(stack, assignee, skew))
+
+    def _pick(self, stack: contextlib.ExitStack, assignee: str, skew: float) -> Picked | None:
+        with contextlib.ExitStack() as inner:
+            connection = inner.enter_context(self.connections.borrowed())
+            if not self._find_queue(connection):
+                return None
+            inner.callback(_end, connection)
+            limit = f"SET LOCAL idle_in_transaction_session_timeout TO {TURN}"
+            own = served.field_start("assignee").encode() + served.as_assigned(assignee) + b'"'
+            row = connection.write(statements.PICK, {"skew": skew, "own": own}, begin=("BEGIN", limit)).fetchone()
+            if row is None or not row[-1]:
+                return None
+            now, name, version, content, claim_version, claim, _ = row
+            member = name.decode().removeprefix(served.ISSUES)
+            found = {name.decode(): StoredValue(version, content)}
+            if claim_version is not None:
+                found[served.CLAIMS + member] = StoredValue(claim_version, claim)
+            stack.push(inner.pop_all())
+        return Picked(
+            member, Attempt(Fetched(found, now), partial(self._commit_on, connection)), partial(_fetch_more, connection)
+        )
+
+    def _find_queue(self, connection: Any) -> bool:
+        """Whether the server has the indexes of the queue; the first client that may do so creates them."""
+        if self._has_queue is None and not self.connections.numbers:
+            self._has_queue = False
+        if self._has_queue is None:
+            try:
+                if connection.execute(statements.FOUND_QUEUE).fetchone() is None:
+                    connection.ask_at_once("; ".join(statements.CREATE_QUEUE))
+                self._has_queue = True
+            except psycopg.Error as error:
+                if connection.closed or is_conflict(error):
+                    return False  # a later claim tries again
+                self._has_queue = False
+        return self._has_queue
+
     def _commit_on(self, connection: Any, plan: CommitPlan) -> bool:
         made = self._try_commit(connection, plan)
         if not made and not connection.closed:
@@ -113,6 +158,8 @@ class PostgresEngine:
             if error.diag.table_name == "commits":
                 raise served.IdTaken from error
             return False
+        except psycopg.errors.InvalidSqlStatementName:
+            return False  # in a turn, of which nothing is left
         except psycopg.errors.LockNotAvailable as error:
             raise served.WaitedTooLong(self.connections.failure(error)) from error
         except psycopg.Error as error:
@@ -140,10 +187,8 @@ class PostgresEngine:
             statement = statements.COMMIT_ONE if single else statements.COMMIT
         if not self.connections.numbers:
             statement = statements.unnumbered(statement)
-        if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-            answer = connection.write(statement, parameters)
-        else:
-            answer = connection.ask_at_once(f"{statement}; COMMIT", parameters)
+        is_turn = connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        answer = connection.write(statement, parameters, then=("COMMIT",) if is_turn else ())
         row = answer.fetchone()
         made = row is not None and bool(row[0])
         if made and CHANCE.randrange(_FORGET_EVERY) == 0:
@@ -245,6 +290,9 @@ class PostgresEngine:
     def exceeded_limit(self, changes: int) -> None:
         """None: only the size of a statement is limited."""
 
+    def places(self, plan: CommitPlan) -> int:
+        return 0
+
     def space(self) -> None:
         """None: the only limit is the disk, and clients cannot query it."""
 
@@ -300,6 +348,19 @@ def _fetched(named: Sequence[Named], answer: Any) -> Fetched:
         if name is not None
     }
     return Fetched(found, rows[-1][0])
+
+
+def _fetch_more(connection: Any, named: Sequence[Named]) -> Fetched:
+    """Fetch during a turn: in one message, because the server's limit does not hold in the middle of one."""
+    return _fetched(named, connection.ask_at_once(*_request(named)))
+
+
+def _end(connection: Any) -> None:
+    """End a turn in which nothing was written. Not by a rollback: after one, all statements are prepared again."""
+    if not connection.closed and connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+        with contextlib.suppress(psycopg.Error):
+            connection.ask_at_once("COMMIT")
+    _roll_back(connection)
 
 
 def _roll_back(connection: Any) -> None:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -56,19 +56,30 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
         received all of it, and ends without the client."""
         return psycopg.ClientCursor(self).execute(self.placed(several), parameters)
 
-    def write(self, statement: str, parameters: Mapping[str, Any]) -> Any:
-        """Execute a frequent statement at once; it is prepared after a few uses."""
+    def write(
+        self, statement: str, parameters: Mapping[str, Any], *, begin: Sequence[str] = (), then: Sequence[str] = ()
+    ) -> Any:
+        """Execute a frequent statement at once, between others; it is prepared after a few uses."""
         uses = self._uses[statement] = self._uses.get(statement, 0) + 1
-        if uses <= PREPARE_AFTER or not self.prepares:
-            return self.ask_at_once(statement, parameters)
-        prepare, execute = _prepared(statement)
-        if uses > PREPARE_AFTER + 1:
-            try:
-                return self.ask_at_once(execute, parameters)
-            except psycopg.errors.InvalidSqlStatementName:
-                pass  # psycopg has deallocated all after a rollback
-        answer = self.ask_at_once(f"{prepare}; {execute}", parameters)
-        answer.nextset()
+        before, execute = list(begin), statement
+        if uses > PREPARE_AFTER and self.prepares:
+            prepare, execute = _prepared(statement)
+            if uses > PREPARE_AFTER + 1:
+                try:
+                    return self._answer(before, execute, then, parameters)
+                except psycopg.errors.InvalidSqlStatementName:  # psycopg has deallocated all after a rollback
+                    if self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                        if not begin:
+                            self._uses[statement] = PREPARE_AFTER  # the next use prepares it again
+                            raise
+                        self.execute("ROLLBACK")
+            before.append(prepare)
+        return self._answer(before, execute, then, parameters)
+
+    def _answer(self, before: Sequence[str], statement: str, then: Sequence[str], parameters: Mapping[str, Any]) -> Any:
+        answer = self.ask_at_once("; ".join((*before, statement, *then)), parameters)
+        for _ in before:
+            answer.nextset()
         return answer
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:

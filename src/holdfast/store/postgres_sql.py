@@ -14,6 +14,10 @@ every transaction that ends later has this number or a higher one. Servers witho
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+
+from holdfast.store import served
+from holdfast.store.served import field_start
 
 SCHEMA_VERSION = 3  # has archived streams; the first archive upgrades a store (`BURY`)
 FIRST_VERSION = 2  # of a new store; 1 had notes without names and numbers, see `UPGRADE`
@@ -68,6 +72,72 @@ SET LOCAL idle_in_transaction_session_timeout TO %(limit)s;
 SELECT name FROM holdfast.documents WHERE name = ANY(%(names)s::bytea[]) ORDER BY name FOR UPDATE;
 """
 """Contenders queue for the rows, in the order of names. The server limits both the wait and the time of a turn."""
+
+
+def _bytes(text: str) -> str:
+    return f"'\\x{text.encode().hex()}'::bytea"
+
+
+def _value(field: str, length: int, indent: int = 2) -> str:
+    """The first bytes of a string in the content of a document. Never fails, whatever the content is."""
+    start = field_start(field, indent)
+    return f"substring(content FROM position({_bytes(start)} IN content) + {len(start)} FOR {length})"
+
+
+def _match(value: str, results: Mapping[str, int]) -> str:
+    cases = (f"WHEN {_bytes(each)} THEN {result}" for each, result in results.items())
+    return f"CASE {value} {' '.join(cases)} ELSE 0 END"
+
+
+_STATE = _match(_value("state", 5), served.STATES)
+_RANK = _match(_value("priority", 4), served.RANKS)
+_QUOTE = _bytes('"')
+_CREATED, _UPDATED = _value("created_at", 32), _value("updated_at", 32)
+_CHANGED = f"CASE substring({_UPDATED} FOR 1) WHEN {_QUOTE} THEN {_CREATED} ELSE {_UPDATED} END"
+_IS_FREE = f"""name > 'jit/issues/' AND name < 'jit/issues0' AND content IS NOT NULL AND ({_STATE} = 0
+    OR {_STATE} = {served.WAITING} AND position({_bytes(served.WAITS_FOR_NOTHING)} IN content) > 0)"""
+_EXPIRY = _value("expires_at", 27, 4)
+_MAY_EXPIRE = f"""name > 'jit/claims/' AND name < 'jit/claims0'
+    AND position({_bytes(field_start("expires_at", 4))} IN content) > 0
+    AND position({_bytes(field_start("held_for", 4))} IN content) = 0"""
+
+CREATE_QUEUE = (
+    "SET LOCAL statement_timeout TO 0",
+    f"""CREATE INDEX IF NOT EXISTS issues_free
+    ON holdfast.documents (({_RANK}), ({_CHANGED}), ({_CREATED}), name) WHERE {_IS_FREE}""",
+    f"CREATE INDEX IF NOT EXISTS claims_expiry ON holdfast.documents (({_EXPIRY})) WHERE {_MAY_EXPIRE}",
+    "INSERT INTO holdfast.settings (name, value) VALUES ('queue', 'index') ON CONFLICT (name) DO NOTHING",
+)
+FOUND_QUEUE = "SELECT value FROM holdfast.settings WHERE name = 'queue'"
+"""The queue of issues: two indexes of what the documents say, so a commit cannot forget it, whichever client makes it.
+Like `commits_at`, they are not part of the schema version. Issues are in the order of `rules.UrgencyOrder`; those that
+cannot be understood come first, and then the client decides by itself."""
+
+PICK = f"""
+SELECT extract(epoch FROM clock_timestamp())::float8,
+    free.name, free.version, free.document, claim.version, claim.content,
+    (claim.name IS NULL OR locked.name IS NOT NULL) AND free.rank > 0 AND NOT EXISTS (
+        SELECT FROM (
+            SELECT substring(name FROM {len(served.CLAIMS) + 1}) AS member FROM holdfast.documents
+            WHERE {_MAY_EXPIRE} AND {_EXPIRY} < to_char(
+                statement_timestamp() AT TIME ZONE 'UTC' - %(skew)s * interval '1 second',
+                'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')::bytea) AS expired
+        JOIN holdfast.documents ON name = '{served.ISSUES}'::bytea || expired.member
+        WHERE {_STATE} = {served.IN_PROGRESS}
+            AND ({_RANK}, {_CHANGED}, {_CREATED}, name) < (free.rank, free.changed, free.created, free.name))
+FROM (
+    SELECT name, version, content AS document, {_RANK} AS rank, {_CHANGED} AS changed, {_CREATED} AS created
+    FROM holdfast.documents
+    WHERE {_IS_FREE} AND (position({_bytes(field_start("assignee"))} IN content) = 0
+        OR position(%(own)s::bytea IN content) > 0)
+    ORDER BY {_RANK}, {_CHANGED}, {_CREATED}, name LIMIT 1 FOR UPDATE SKIP LOCKED) AS free
+LEFT JOIN holdfast.documents AS claim
+    ON claim.name = '{served.CLAIMS}'::bytea || substring(free.name FROM {len(served.ISSUES) + 1})
+LEFT JOIN LATERAL (
+    SELECT name FROM holdfast.documents WHERE name = claim.name FOR UPDATE SKIP LOCKED) AS locked ON true"""
+"""Locks the first free issue that nobody else has locked, with its claim, and returns both; at last, whether it may be
+claimed: its claim is locked too (a commit that has locked the claim would wait for the issue, and this one's commit for
+the claim), its priority is known, and no more urgent issue has a claim that has expired."""
 
 COMMIT = """
 WITH held AS (

@@ -14,6 +14,7 @@ fetched is unchanged; each is a single request. No lock is held in between, so a
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import threading
 import time
@@ -24,6 +25,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, Self
 
 from holdfast.errors import (
+    Changed,
     Failure,
     NotFound,
     OutcomeUnknown,
@@ -53,6 +55,50 @@ _MOST_SEALED_BYTES = 256 << 10
 _DROPPED_AT_ONCE = 1000
 _RANDOM_BITS = 12  # of the place of a loose record: two in one microsecond rarely collide, and then one is retried
 _LEAST_TRIES = 3  # however slow this process is: the deadline alone could end a transaction at its first conflict
+
+
+ISSUES, CLAIMS = "jit/issues/", "jit/claims/"
+TAKEN, IN_PROGRESS, WAITING = 1, 2, 3
+STATES = {"backl": WAITING, "in_pr": IN_PROGRESS, **dict.fromkeys(("gated", 'done"', "rejec", "archi"), TAKEN)}
+WAITS_FOR_NOTHING = '\n  "dependencies": []'
+RANKS = {"crit": 1, "high": 2, "norm": 3, 'low"': 4}
+"""How a server finds the queue of issues in their records: by the first characters of the state, without which an issue
+is free (as is one that waits for nothing), and of the priority, without which it cannot be understood. Such an issue
+comes first, and then the client decides by itself. The order is that of `rules.UrgencyOrder`."""
+
+
+def field_start(field: str, indent: int = 2) -> str:
+    """Where a string begins in the indented JSON of a record. Nothing else looks like that: the strings of JSON have no
+    line breaks."""
+    return f'\n{" " * indent}"{field}": "'
+
+
+def as_assigned(assignee: str) -> bytes:
+    """An assignee as an issue has it: JSON without quotes."""
+    return json.dumps(assignee, ensure_ascii=False)[1:-1].encode()
+
+
+def queued(name: str, content: bytes | None, state: int = 0) -> tuple[bytes, bytes] | None:
+    """The place of an issue in the queue, and its assignee, if it is in this state; or when a claim expires."""
+    text = (content or b"").decode("utf-8", "replace")
+
+    def value(field: str, indent: int = 2) -> str:
+        start = field_start(field, indent)
+        at = text.find(start)
+        return "" if at < 0 else text[at + len(start) :].partition("\n")[0].removesuffix(",")
+
+    member = name.partition("/")[2].partition("/")[2]
+    if name.startswith(CLAIMS):
+        expiry = value("expires_at", 4)
+        return (f"{expiry[:-1]}/{member}".encode(), b"") if expiry and not value("held_for", 4) else None
+    found = STATES.get(value("state")[:5], 0)
+    if found == WAITING and WAITS_FOR_NOTHING in text:
+        found = 0
+    if content is None or not name.startswith(ISSUES) or found != state:
+        return None
+    created, updated = value("created_at")[:-1], value("updated_at")[:-1]
+    rank = RANKS.get(value("priority")[:4], 0)
+    return f"{rank}/{updated or created}/{created}/{member}".encode(), value("assignee")[:-1].encode()
 
 
 class StoredValue(NamedTuple):
@@ -168,6 +214,14 @@ class Attempt(NamedTuple):
     commit: Callable[[CommitPlan], bool]
 
 
+class Picked(NamedTuple):
+    """An attempt that has fetched an issue, and a function that fetches more for it."""
+
+    issue: str
+    attempt: Attempt
+    fetch: Callable[[Sequence[Named]], Fetched]
+
+
 class ServerEngine(Protocol):
     """One kind of server. Every method raises `StoreUnavailable` if the server does not answer in time."""
 
@@ -184,6 +238,10 @@ class ServerEngine(Protocol):
 
     def attempt(self, named: Sequence[Named], *, in_turn: bool) -> AbstractContextManager[Attempt]:
         """Fetch in order to commit; `in_turn` queues behind earlier contenders, if the server has a queue."""
+
+    def pick(self, assignee: str, skew: float) -> AbstractContextManager[Picked | None]:
+        """Fetch the most urgent free issue that no other client has picked, and its claim; None if the server cannot
+        tell which that is."""
 
     def fate_of(self, commit_id: str) -> Fate:
         """The fate of a commit. If it was not made, take its id, so that it never can be."""
@@ -221,6 +279,9 @@ class ServerEngine(Protocol):
 
     def exceeded_limit(self, changes: int) -> int | None:
         """The limit that a commit exceeds with so many named documents and streams, and added records."""
+
+    def places(self, plan: CommitPlan) -> int:
+        """How many changes of the queue of issues a commit needs."""
 
     def space(self) -> model.ServerSpace | None:
         """The space that the server has left; None if it has no limit of its own."""
@@ -388,29 +449,9 @@ class ServedStore:
         """One attempt; None after a conflict, or if the commit was ruled out."""
         in_turn = tries.conflicts > 0 or self._had_conflict_lately(named)
         with self.engine.attempt(named, in_turn=in_turn) as attempt:  # 1.
-            view, now = self._view(named, attempt.fetched), attempt.fetched.now
-            with self._deciding:
-                decision = decide(view, now)  # 2.
-            changes = model.with_head_changes(view, decision.changes)
-            model.check_changes(set(named), view, changes)
-            plan, positions = _plan(tries.id, attempt.fetched, named, view, changes, now)
-            self._check_size(plan)
-            commit = model.Commit(tries.commit_id, now, positions, decision.result)
-            try:
-                # With nothing to write, the transaction took place when everything was fetched.
-                made = not plan.changed or attempt.commit(plan)  # 3.
-            except IdTaken:
-                raise UsageFailure(
-                    f"the commit id {tries.commit_id} was used before", commit_id=tries.commit_id
-                ) from None
-            except WaitedTooLong as blocked:
-                made = tries.failed(blocked.failure)
-            except AnswerLost as lost:
-                made = self._resolve(tries, lost)  # 5.
-        self.tally.count(made=made)
+            made, commit, loose = self._decide(attempt, named, decide, tries)
         if made:
-            if len(plan.loose) > CHANCE.randrange(min(_SEAL_EVERY, self.engine.most_sealed // 2)):
-                self._seal_now_and_then(named, len(plan.loose))
+            self._seal_now_and_then(named, loose)
             return commit
         self._conflicts |= dict.fromkeys((each.name for each in named if not _is_loose(each)), time.monotonic())
         if len(self._conflicts) > _MOST_CONFLICTS:
@@ -418,8 +459,66 @@ class ServedStore:
         tries.pause()  # 4.
         return None
 
+    def _decide(
+        self, attempt: Attempt, named: list[Named], decide: Decide[Result], tries: _Tries
+    ) -> tuple[bool, model.Commit[Result], int]:
+        """Steps 2, 3 and 5; returns whether the commit was made, the commit, and the number of its loose records."""
+        view, now = self._view(named, attempt.fetched), attempt.fetched.now
+        with self._deciding:
+            decision = decide(view, now)  # 2.
+        changes = model.with_head_changes(view, decision.changes)
+        model.check_changes(set(named), view, changes)
+        plan, positions = _plan(tries.id, attempt.fetched, named, view, changes, now)
+        self._check_size(plan)
+        commit = model.Commit(tries.commit_id, now, positions, decision.result)
+        try:
+            # With nothing to write, the transaction took place when everything was fetched.
+            made = not plan.changed or attempt.commit(plan)  # 3.
+        except IdTaken:
+            raise UsageFailure(f"the commit id {tries.commit_id} was used before", commit_id=tries.commit_id) from None
+        except WaitedTooLong as blocked:
+            made = tries.failed(blocked.failure)
+        except AnswerLost as lost:
+            made = self._resolve(tries, lost)  # 5.
+        self.tally.count(made=made)
+        return made, commit, len(plan.loose)
+
+    def transact_once(self, work: model.Attempted[Result]) -> model.Commit[Result] | None:
+        self._deciding.refuse_nesting()
+        tries = _Tries(model.checked_commit_id(None), self.patience)
+        with self._pick(work) as picked:
+            if picked is None:
+                return None
+            named, attempt = [*work.named(picked.issue)], picked.attempt
+            more = work.more(picked.issue, self._view([*named, *work.hints], attempt.fetched))
+            if more is None:
+                return None
+            if more:
+                named += more
+                found = {**picked.fetch(more).found, **attempt.fetched.found}
+                attempt = Attempt(Fetched(found, attempt.fetched.now), attempt.commit)
+            made, commit, loose = self._decide(attempt, named, work.decide, tries)
+        if not made:
+            raise Changed("another commit came first", issue_id=picked.issue)
+        self._seal_now_and_then(named, loose)
+        return commit
+
+    @contextlib.contextmanager
+    def _pick(self, work: model.Attempted[Any]) -> Iterator[Picked | None]:
+        if isinstance(work.issue, model.FirstFree):
+            with self.engine.pick(*work.issue) as picked:
+                yield picked
+            return
+        named = work.named(work.issue)
+        if self._had_conflict_lately(named):
+            yield None
+            return
+        with self.engine.attempt([*named, *work.hints], in_turn=False) as attempt:
+            yield Picked(work.issue, attempt, self.engine.fetch)
+
     def _check_size(self, plan: CommitPlan) -> None:
         size = len(plan.named) + len(plan.additions) + len(plan.loose)
+        size += self.engine.places(plan)
         limit = self.engine.exceeded_limit(size)
         if limit is not None:
             raise UsageFailure(
@@ -443,7 +542,10 @@ class ServedStore:
                     tries.pause()  # another client is sealing too
 
     def _seal_now_and_then(self, named: Sequence[Named], count: int) -> None:
-        """Seal about as many records as became loose since the last time. If it fails, later commits seal more."""
+        """Seal about as many records as became loose since the last time, after one of several commits. If it fails,
+        later commits seal more."""
+        if count <= CHANCE.randrange(min(_SEAL_EVERY, self.engine.most_sealed // 2)):
+            return
         with contextlib.suppress(Failure):
             streams = [each for each in named if isinstance(each, Stream) and each.chain is not None]
             for each in streams * (1 + count // self.engine.most_sealed):
