@@ -126,12 +126,13 @@ def show_issues(
     elif output.as_json:
         output.result(issues_to_json(snapshot, issues))
     else:
-        show_table(output, COLUMNS, [_row(issue, snapshot.state(issue)) for issue in issues])
+        found = list(issues)
+        show_table(output, COLUMNS, list(map(_row, found, snapshot.states(found))))
     warn_of_broken(output, snapshot.broken, reported=output.as_json and not field)
 
 
 def _row(issue: AnyIssue, state: State) -> tuple[str, ...]:
-    return issue.id[:SHORT], state.value, issue.priority.value, issue.assignee or "-", issue.title
+    return issue.id[:SHORT], state._value_, issue.priority._value_, issue.assignee or "-", issue.title  # fast
 
 
 def warn_of_broken(output: Output, broken: Sequence[Broken], *, reported: bool | None = None) -> None:

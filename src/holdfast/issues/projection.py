@@ -11,8 +11,9 @@ refers to one that was not seen, everything is read once more.
 Lists show unfinished issues. So the first file has these, and all changes since the second file was written. The second
 file is read only when needed. The head has the length and the CRC-32 of each section of both files.
 
-    first  = "issues 2\\n", u32 length of head, u32 CRC-32 of head, head, cursor, unfinished issues, their ranks, the
-             finished issues that they depend on; then, only of changed issues, the same as in the second file
+    first  = "issues 3\\n", u32 length of head, u32 CRC-32 of head, head, cursor, unfinished issues, their ranks, their
+             order by urgency and which are in progress (as positions), the finished issues that they depend on; then,
+             only of changed issues, the same as in the second file
     second = finished issues, their ranks, the texts of all issues for searches
 
 In plain files, the index gives the order of the issues: each has a *rank*, its place in the index or in the note beside
@@ -21,6 +22,7 @@ it (`reading.IssueListing`). Elsewhere, and for issues that no list has, the ord
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 import threading
@@ -28,7 +30,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +51,7 @@ from holdfast.issues.model import (
     searched_text,
 )
 from holdfast.issues.reading import TOLERANT_INDEX, TOLERANT_UNLISTED, look_at, read_claims
-from holdfast.issues.rules import Broken, IssueSet, UrgencyOrder
+from holdfast.issues.rules import Broken, IssueSet, Place, UrgencyOrder, place_of
 from holdfast.store.layout import read_checkpoint, write_checkpoint
 from holdfast.store.model import Changes, Store, Unreadable
 
@@ -59,9 +61,9 @@ _MOST_LOOKS = 5
 _SAVE_EVERY = 5.0  # seconds, in one process; other processes read the changes since then again
 _TOLERANT = ISSUES.tolerant()
 UNLISTED = 1 << 60  # the rank of an issue that no list has
-_MAGIC = b"issues 2\n"
+_MAGIC = b"issues 3\n"
 _LENGTHS = struct.Struct("<II")
-_SECTIONS, _SECOND = 10, 7  # their number, and the first of the second file
+_SECTIONS, _SECOND = 12, 9  # their number, and the first of the second file
 _MOST_CHANGED = 64  # issues, or one of so many: with more, the second file is written again
 
 _decode_rows: Callable[[memoryview], list[IssueSummary]] = msgspec.msgpack.Decoder(list[IssueSummary]).decode
@@ -118,12 +120,16 @@ class _Sections:
 
     def ranked(self, number: int) -> Ranked:
         try:
-            rows, ranks = _decode_rows(self.get(number)), array("q", bytes(self.get(number + 1)))
-            by_id = {each.id: each for each in rows}
-            listed = zip(by_id, ranks, strict=True) if ranks else ()
+            rows, packed = _decode_rows(self.get(number)), array("q", self.get(number + 1).tobytes())
         except (msgspec.MsgspecError, ValueError) as error:
             raise CheckpointDamaged from error
-        return Ranked(by_id, {issue_id: rank for issue_id, rank in listed if rank != UNLISTED})
+        by_id = {each.id: each for each in rows}
+        if packed and len(packed) != len(by_id):
+            raise CheckpointDamaged
+        return Ranked(by_id, packed)
+
+    def positions(self, number: int) -> array[int]:
+        return array("I", self.get(number).tobytes())
 
     def texts(self, number: int) -> dict[str, str]:
         try:
@@ -136,20 +142,29 @@ def _sizes(sections: Iterable[bytes]) -> list[tuple[int, int]]:
     return [(len(each), zlib.crc32(each)) for each in sections]
 
 
-class Ranked(NamedTuple):
+class Ranked:
     """Summaries by id, and their ranks. Summaries without a rank come last, by age."""
 
-    rows: dict[str, IssueSummary]
-    ranks: dict[str, int]
+    def __init__(self, rows: dict[str, IssueSummary], ranks: dict[str, int] | array[int]) -> None:
+        self.rows, self._ranks = rows, ranks
+
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """The ranks by id. They are decoded on first use, before the rows change."""
+        if isinstance(self._ranks, dict):
+            return self._ranks
+        return {each: rank for each, rank in zip(self.rows, self._ranks, strict=bool(self._ranks)) if rank != UNLISTED}
+
+    def copy(self) -> Ranked:
+        return Ranked(self.rows.copy(), self.ranks.copy())
 
     def in_order(self) -> list[IssueSummary]:
         ranks = self.ranks
         return sorted(self.rows.values(), key=lambda each: (ranks.get(each.id, UNLISTED), each.created_at, each.id))
 
     def encoded(self) -> tuple[bytes, bytes]:
-        rows = self.in_order()
-        ranks = array("q", [self.ranks.get(each.id, UNLISTED) for each in rows] if self.ranks else [])
-        return _encode(rows), ranks.tobytes()
+        ranks = array("q", [self.ranks.get(each, UNLISTED) for each in self.rows] if self.ranks else [])
+        return _encode(list(self.rows.values())), ranks.tobytes()
 
 
 class SummaryState:
@@ -175,6 +190,7 @@ class SummaryState:
         self.changed: set[str] = set()  # since the second file was written
         self.is_sorted = True
         self._order: UrgencyOrder | None = None  # of the unfinished issues, made on first use
+        self._saved_order: tuple[array[int], array[int]] | None = None  # the same in the checkpoint
 
     @classmethod
     def decoded(cls, content: bytes, store: str, read_second: Callable[[], bytes]) -> SummaryState | None:
@@ -191,9 +207,10 @@ class SummaryState:
             sections = _Sections(memoryview(content)[start + length :], head.sections, read_second)
             state = cls(sections)
             state.cursor, state.open = bytes(sections.get(0)), sections.ranked(1)
-            state.near = {each.id: each for each in _decode_rows(sections.get(3))}
-            state.closed, state.texts = sections.ranked(4), sections.texts(6)
-        except (msgspec.MsgspecError, CheckpointDamaged):
+            state._saved_order = sections.positions(3), sections.positions(4)
+            state.near = {each.id: each for each in _decode_rows(sections.get(5))}
+            state.closed, state.texts = sections.ranked(6), sections.texts(8)
+        except (msgspec.MsgspecError, ValueError, CheckpointDamaged):
             return None
         state.listing, state.unreadable, state.unlisted = head.listing, head.unreadable, head.unlisted
         state.changed, state._second = head.changed, head.sections[_SECOND:]
@@ -212,7 +229,10 @@ class SummaryState:
             {each: row for each, row in self.closed.rows.items() if each in self.changed}, self.closed.ranks
         )
         texts = {each: text for each, text in self.texts.items() if each in self.changed}
-        first = [self.cursor, *self.open.encoded(), _encode(near), *closed.encoded(), _encode(texts)]
+        self._sort()
+        order, at = self.order(), {each: number for number, each in enumerate(self.open.rows)}
+        positions = (array("I", map(at.__getitem__, each)).tobytes() for each in (order.ids, order.working))
+        first = [self.cursor, *self.open.encoded(), *positions, _encode(near), *closed.encoded(), _encode(texts)]
         head = _encode(
             _Head(store, self.listing, self.unreadable, self.unlisted, self.changed, [*_sizes(first), *self._second])
         )
@@ -222,10 +242,12 @@ class SummaryState:
     def copy(self) -> SummaryState:
         made = SummaryState(self.sections)
         made.cursor, made.listing, made.near, made._second = self.cursor, self.listing, self.near, self._second
-        made.open, made.closed = (Ranked(dict(each.rows), dict(each.ranks)) for each in (self.open, self.closed))
+        made.open, made.closed = self.open.copy(), self.closed.copy()
         made.texts, made.unreadable = dict(self.texts), dict(self.unreadable)
         made.unlisted, made.changed, made.is_sorted = set(self.unlisted), set(self.changed), self.is_sorted
-        made._new, made._order = set(self._new), self._order and self._order.copy()
+        made._new = set(self._new)
+        if self._order is not None or self._saved_order is not None:
+            made._order = self.order().copy()
         return made
 
     def decode_rest(self) -> None:
@@ -268,19 +290,29 @@ class SummaryState:
         if finished:
             everything = Ranked(self.open.rows | self.closed.rows, self.open.ranks | self.closed.ranks)
             return {each.id: each for each in everything.in_order() if each.id not in left_out}
-        if not self.is_sorted:
-            rows = {each.id: each for each in self.open.in_order()}
-            self.open, self.is_sorted = Ranked(rows, self.open.ranks), True
+        self._sort()
         if not left_out:
             return self.open.rows
         return {issue_id: each for issue_id, each in self.open.rows.items() if issue_id not in left_out}
 
+    def _sort(self) -> None:
+        if not self.is_sorted:
+            rows = {each.id: each for each in self.open.in_order()}
+            self.open, self.is_sorted = Ranked(rows, self.open.ranks), True
+
     def order(self) -> UrgencyOrder:
         """The unfinished issues by urgency."""
-        if self._order is None:
+        if self._order is None and self._saved_order is not None:
+            ids, (order, working) = list(self.open.rows), self._saved_order
+            with contextlib.suppress(IndexError):
+                self._order = UrgencyOrder([ids[at] for at in order], {ids[at] for at in working})
+        if self._order is None or len(self._order.ids) != len(self.open.rows):
             ranks = self.open.ranks
-            self._order = UrgencyOrder((each, ranks.get(each.id, UNLISTED)) for each in self.open.rows.values())
+            self._order = UrgencyOrder.of((each, ranks.get(each.id, UNLISTED)) for each in self.open.rows.values())
         return self._order
+
+    def _place(self, issue_id: str) -> Place:
+        return place_of(self.open.rows[issue_id], self.open.ranks.get(issue_id, UNLISTED))
 
     def text(self, issue_id: str) -> str:
         """The text of an issue in which words are searched."""
@@ -309,7 +341,7 @@ class SummaryState:
                 self.unlisted.add(issue.id)
                 self._new.add(issue.id)
         if is_open and self._order is not None:
-            self._order.add(summary, UNLISTED if rank is None else rank)
+            self._order.add(summary, self._place)
         self.texts[issue.id] = searched_text(issue)
 
     def put_unreadable(self, issue_id: str) -> None:
@@ -323,13 +355,15 @@ class SummaryState:
         self.changed.add(issue_id)
         self.unlisted.discard(issue_id)
         self._leave_order(issue_id)
-        for known in (*self.open, *self.closed, self.texts, self.unreadable):
-            known.pop(issue_id, None)
+        for each in (self.open, self.closed):
+            each.ranks.pop(issue_id, None)
+            each.rows.pop(issue_id, None)
+        self.texts.pop(issue_id, None)
+        self.unreadable.pop(issue_id, None)
 
     def _leave_order(self, issue_id: str) -> None:
-        before = self.open.rows.get(issue_id)
-        if before is not None and self._order is not None:
-            self._order.remove(before, self.open.ranks.get(issue_id, UNLISTED))
+        if issue_id in self.open.rows and self._order is not None and not self._order.remove(issue_id, self._place):
+            self._order = None  # it was damaged
 
     def _rank(self, issue_id: str) -> int | None:
         """The rank that an issue has; None if it is new, or perhaps in a section that is not decoded."""
@@ -341,6 +375,7 @@ class SummaryState:
     def rank_all(self, basis: ListingBasis, ids: Iterable[str]) -> None:
         """Rank all issues again."""
         self.decode_rest()
+        self._order = self._saved_order = None
         self._second, self._new = [], set()  # the ranks in the second file are those of another index
         for known in (self.open, self.closed):
             known.ranks.clear()
@@ -365,9 +400,11 @@ class SummaryState:
 
     def _give(self, ranks: Mapping[str, int]) -> None:
         """Give ranks to issues that have none."""
-        self._order = None
         for each in [each for each in self.unlisted if each in ranks]:
+            self._leave_order(each)
             (self.open if each in self.open.rows else self.closed).ranks[each] = ranks[each]
+            if each in self.open.rows and self._order is not None:
+                self._order.add(self.open.rows[each], self._place)
             self.unlisted.discard(each)
             self.is_sorted = False
         for each, rank in self.unreadable.items():

@@ -37,7 +37,7 @@ from holdfast.issues.model import (
 
 Lookup = Callable[[str], AnyIssue | None]  # finds an issue by id, as stored or as drafted
 
-WAITING = (State.BACKLOG, State.READY)
+WAITING = _READY, _BACKLOG = (State.READY, State.BACKLOG)
 FINISHED = (State.DONE, State.REJECTED, State.ARCHIVED)
 NEW_GATE = {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""}  # dated when it is stored
 
@@ -58,7 +58,7 @@ def state_of(issue: AnyIssue, lookup: Lookup) -> State:
     """The effective state of an issue."""
     if issue.state not in WAITING:
         return issue.state
-    return State.BACKLOG if open_dependencies(issue, lookup) else State.READY
+    return _BACKLOG if issue.dependencies and open_dependencies(issue, lookup) else _READY
 
 
 def in_line(issue: Issue, lookup: Lookup) -> Issue:
@@ -336,42 +336,44 @@ class Broken(NamedTuple):
 
 
 _URGENCY = {priority: -priority.rank for priority in Priority}
-_Place = tuple[int, str, str, int, str]
+Place = tuple[int, str, str, int, str]
+
+
+def place_of(issue: AnyIssue, rank: int) -> Place:
+    """The place of an issue in the queue: highest priority first, then least recently updated. So work that keeps
+    failing moves behind the rest of its priority each time. Issues of one batch keep the order of their ranks."""
+    return (_URGENCY[issue.priority], issue.updated_at or issue.created_at, issue.created_at, rank, issue.id)
 
 
 class UrgencyOrder:
-    """The ids of issues: highest priority first, then least recently updated. So work that keeps failing moves behind
-    the rest of its priority each time. Issues of one batch keep the order of their ranks."""
+    """The ids of issues, the most urgent first, and which of them are in progress."""
 
-    def __init__(self, ranked: Iterable[tuple[AnyIssue, int]] = ()) -> None:
+    def __init__(self, ids: list[str], working: set[str]) -> None:
+        self.ids, self.working = ids, working
+
+    @classmethod
+    def of(cls, ranked: Iterable[tuple[AnyIssue, int]]) -> UrgencyOrder:
         issues = list(ranked)
-        self._places = sorted(_place(issue, rank) for issue, rank in issues)
-        self.working = {issue.id for issue, _ in issues if issue.state is State.IN_PROGRESS}
-
-    def __iter__(self) -> Iterator[str]:
-        return (issue_id for *_, issue_id in self._places)
+        places = sorted(place_of(issue, rank) for issue, rank in issues)
+        return cls([each[-1] for each in places], {issue.id for issue, _ in issues if issue.state is State.IN_PROGRESS})
 
     def copy(self) -> UrgencyOrder:
-        made = UrgencyOrder()
-        made._places, made.working = self._places.copy(), self.working.copy()
-        return made
+        return UrgencyOrder(self.ids.copy(), self.working.copy())
 
-    def add(self, issue: AnyIssue, rank: int) -> None:
-        insort(self._places, _place(issue, rank))
+    def add(self, issue: AnyIssue, place: Callable[[str], Place]) -> None:
+        """Add an issue; `place` finds the place of any of them."""
+        insort(self.ids, issue.id, key=place)
         if issue.state is State.IN_PROGRESS:
             self.working.add(issue.id)
 
-    def remove(self, issue: AnyIssue, rank: int) -> None:
-        """Remove an issue that was added with this rank."""
-        place = _place(issue, rank)
-        at = bisect_left(self._places, place)
-        assert self._places[at] == place
-        del self._places[at]
-        self.working.discard(issue.id)
-
-
-def _place(issue: AnyIssue, rank: int) -> _Place:
-    return (_URGENCY[issue.priority], issue.updated_at or issue.created_at, issue.created_at, rank, issue.id)
+    def remove(self, issue_id: str, place: Callable[[str], Place]) -> bool:
+        """Remove an issue; `place` still finds the place where it was added. Returns False if it is not there."""
+        at = bisect_left(self.ids, place(issue_id), key=place)
+        if self.ids[at : at + 1] != [issue_id]:
+            return False
+        del self.ids[at]
+        self.working.discard(issue_id)
+        return True
 
 
 class IssueSet(Generic[Listed]):
@@ -421,6 +423,13 @@ class IssueSet(Generic[Listed]):
     def state(self, issue: AnyIssue) -> State:
         return state_of(issue, self.lookup)
 
+    def states(self, issues: Iterable[AnyIssue]) -> Iterator[State]:
+        """The states of many issues."""
+        lookup = self.lookup
+        return (
+            state_of(each, lookup) if each.dependencies or each.state is _BACKLOG else each.state for each in issues
+        )
+
     def text(self, issue: AnyIssue) -> str:
         """The text in which words are searched."""
         if self._text is not None:
@@ -452,15 +461,18 @@ class IssueSet(Generic[Listed]):
 
     def by_urgency(self, assignee: str | None = None) -> Iterator[Listed]:
         """The same, one at a time, as they are asked for."""
-        found = filter(None, map(self.issues.get, self._order()))
-        return (issue for issue in found if self.is_available(issue, assignee))
+        found = filter(None, map(self.issues.get, self._order().ids))
+        for issue in found:
+            is_free = issue.state is _READY and issue.assignee is None and not issue.dependencies  # the usual case
+            if is_free or self.is_available(issue, assignee):
+                yield issue
 
     def working(self) -> Iterator[Listed]:
         """The issues in progress, in any order."""
         return filter(None, map(self.issues.get, self._order().working))
 
     def _sorted(self) -> UrgencyOrder:
-        return UrgencyOrder((issue, rank) for rank, issue in enumerate(self) if issue.state not in FINISHED)
+        return UrgencyOrder.of((issue, rank) for rank, issue in enumerate(self) if issue.state not in FINISHED)
 
     def blocked(self) -> list[tuple[Listed, list[str]]]:
         """The waiting issues, each with its open dependencies."""

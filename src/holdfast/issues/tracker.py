@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -405,7 +406,7 @@ class Query(NamedTuple):
             (not self.states or state in self.states)
             and (not self.priorities or issue.priority in self.priorities)
             and (self.assignee is None or issue.assignee == self.assignee)
-            and all(_has_label(issue, label) for label in self.labels)
+            and (not self.labels or all(_has_label(issue, label) for label in self.labels))
         )
 
     @property
@@ -416,7 +417,7 @@ class Query(NamedTuple):
 
 def find(seen: IssueSet[Listed], query: Query) -> list[Listed]:
     """The matching issues, in order of creation."""
-    found = [issue for issue in seen if query.fits(issue, seen.state(issue))]
+    found = list(compress(seen, map(query.fits, seen, seen.states(seen))))
     words = [each.casefold() for each in query.words]
     return [issue for issue in found if _has_words(issue.id, seen.text(issue), words)] if words else found
 
