@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -417,7 +416,7 @@ class Query(NamedTuple):
 
 def find(seen: IssueSet[Listed], query: Query) -> list[Listed]:
     """The matching issues, in order of creation."""
-    found = list(compress(seen, map(query.fits, seen, seen.states(seen))))
+    found = [each for each, state in zip(seen, seen.states(seen), strict=True) if query.fits(each, state)]
     words = [each.casefold() for each in query.words]
     return [issue for issue in found if _has_words(issue.id, seen.text(issue), words)] if words else found
 
