@@ -11,10 +11,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 import msgspec
 
@@ -345,35 +344,11 @@ def place_of(issue: AnyIssue, rank: int) -> Place:
     return (_URGENCY[issue.priority], issue.updated_at or issue.created_at, issue.created_at, rank, issue.id)
 
 
-class UrgencyOrder:
-    """The ids of issues, the most urgent first, and which of them are in progress."""
+class Order(Protocol):
+    """The unfinished issues by urgency; those in progress or gated, in any order."""
 
-    def __init__(self, ids: list[str], working: set[str]) -> None:
-        self.ids, self.working = ids, working
-
-    @classmethod
-    def of(cls, ranked: Iterable[tuple[AnyIssue, int]]) -> UrgencyOrder:
-        issues = list(ranked)
-        places = sorted(place_of(issue, rank) for issue, rank in issues)
-        return cls([each[-1] for each in places], {issue.id for issue, _ in issues if issue.state is State.IN_PROGRESS})
-
-    def copy(self) -> UrgencyOrder:
-        return UrgencyOrder(self.ids.copy(), self.working.copy())
-
-    def add(self, issue: AnyIssue, place: Callable[[str], Place]) -> None:
-        """Add an issue; `place` finds the place of any of them."""
-        insort(self.ids, issue.id, key=place)
-        if issue.state is State.IN_PROGRESS:
-            self.working.add(issue.id)
-
-    def remove(self, issue_id: str, place: Callable[[str], Place]) -> bool:
-        """Remove an issue; `place` still finds the place where it was added. Returns False if it is not there."""
-        at = bisect_left(self.ids, place(issue_id), key=place)
-        if self.ids[at : at + 1] != [issue_id]:
-            return False
-        del self.ids[at]
-        self.working.discard(issue_id)
-        return True
+    def queue(self) -> Iterator[Any]: ...
+    def begun(self) -> Iterator[Any]: ...
 
 
 class IssueSet(Generic[Listed]):
@@ -390,16 +365,16 @@ class IssueSet(Generic[Listed]):
         claims: Callable[[list[str]], Mapping[str, ClaimRecord | Broken | None]],
         lookup: Callable[[str], Listed | None] | None = None,
         text: Callable[[str], str] | None = None,
-        order: Callable[[], UrgencyOrder] | None = None,
+        order: Order | None = None,
     ) -> None:
         """`claims` reads the claims of issues. `lookup` finds issues that are not among these, too; `text` is the text
-        of an issue for searches. `order` has at least the unfinished ones."""
+        of an issue for searches. `order` has the unfinished ones."""
         self.issues = issues
         self.broken_issues = broken or {}
         self.moment = moment
         self.lookup: Callable[[str], Listed | None] = lookup or issues.get
         self._text = text
-        self._order = order or self._sorted
+        self._order = order
         self._read_claims = claims
         self._claims: Mapping[str, ClaimRecord | Broken | None] | None = None
         self._broken_claims: list[Broken] = []
@@ -423,12 +398,12 @@ class IssueSet(Generic[Listed]):
     def state(self, issue: AnyIssue) -> State:
         return state_of(issue, self.lookup)
 
-    def states(self, issues: Iterable[AnyIssue]) -> Iterator[State]:
-        """The states of many issues."""
+    def with_states(self, issues: Iterable[Listed]) -> Iterator[tuple[Listed, State]]:
+        """Many issues with their states."""
         lookup = self.lookup
-        return (
-            state_of(each, lookup) if each.dependencies or each.state is _BACKLOG else each.state for each in issues
-        )
+        for each in issues:
+            derived = each.dependencies or each.state is _BACKLOG
+            yield each, state_of(each, lookup) if derived else each.state
 
     def text(self, issue: AnyIssue) -> str:
         """The text in which words are searched."""
@@ -440,7 +415,7 @@ class IssueSet(Generic[Listed]):
         """The claim of an issue in progress; None also if it cannot be read, which never counts as expired. The first
         call reads the claims of all."""
         if self._claims is None:
-            self._claims = self._read_claims([each.id for each in self if each.state is State.IN_PROGRESS])
+            self._claims = self._read_claims([each.id for each in self.working()])
         found = self._claims.get(issue.id)
         return None if isinstance(found, Broken) else found
 
@@ -461,18 +436,32 @@ class IssueSet(Generic[Listed]):
 
     def by_urgency(self, assignee: str | None = None) -> Iterator[Listed]:
         """The same, one at a time, as they are asked for."""
-        found = filter(None, map(self.issues.get, self._order().ids))
-        for issue in found:
-            is_free = issue.state is _READY and issue.assignee is None and not issue.dependencies  # the usual case
-            if is_free or self.is_available(issue, assignee):
-                yield issue
+        found = self._sorted() if self._order is None else self._order.queue()
+        return (issue for issue in found if self.is_available(issue, assignee))
 
     def working(self) -> Iterator[Listed]:
         """The issues in progress, in any order."""
-        return filter(None, map(self.issues.get, self._order().working))
+        return (issue for issue in self.begun() if issue.state is State.IN_PROGRESS)
 
-    def _sorted(self) -> UrgencyOrder:
-        return UrgencyOrder.of((issue, rank) for rank, issue in enumerate(self) if issue.state not in FINISHED)
+    def begun(self) -> Iterator[Listed]:
+        """The issues in progress or gated, in any order."""
+        if self._order is not None:
+            return self._order.begun()
+        return (issue for issue in self if issue.state not in (*WAITING, *FINISHED))
+
+    def _sorted(self) -> list[Listed]:
+        rank = {issue.id: place_of(issue, at) for at, issue in enumerate(self) if issue.state not in FINISHED}
+        return [self.issues[each] for each in sorted(rank, key=rank.__getitem__)]
+
+    def waiting(self) -> list[Listed]:
+        """The issues that wait for others; none if one does not."""
+        found: list[Listed] = []
+        for issue in self._sorted() if self._order is None else self._order.queue():
+            if issue.state in WAITING:
+                if not open_dependencies(issue, self.lookup):
+                    return []
+                found.append(issue)
+        return found
 
     def blocked(self) -> list[tuple[Listed, list[str]]]:
         """The waiting issues, each with its open dependencies."""

@@ -414,11 +414,11 @@ class Query(NamedTuple):
         return not self.states or any(each in rules.FINISHED for each in self.states)
 
 
-def find(seen: IssueSet[Listed], query: Query) -> list[Listed]:
+def find(seen: IssueSet[Listed], query: Query) -> Iterator[Listed]:
     """The matching issues, in order of creation."""
-    found = [each for each, state in zip(seen, seen.states(seen), strict=True) if query.fits(each, state)]
+    found = (issue for issue, state in seen.with_states(seen) if query.fits(issue, state))
     words = [each.casefold() for each in query.words]
-    return [issue for issue in found if _has_words(issue.id, seen.text(issue), words)] if words else found
+    return (issue for issue in found if _has_words(issue.id, seen.text(issue), words)) if words else found
 
 
 def _has_label(issue: AnyIssue, wanted: str) -> bool:

@@ -225,8 +225,7 @@ def _queues(situation: Situation) -> Iterator[Attention]:
     issues = situation.issues
     if issues is None:
         return
-    waiting = [each for each in issues if each.state in rules.WAITING]
-    moving = any(each.state not in (*rules.WAITING, *rules.FINISHED) for each in issues)
-    if waiting and not moving and all(rules.open_dependencies(each, issues.lookup) for each in waiting):
+    waiting = () if any(True for _ in issues.begun()) else issues.waiting()
+    if waiting:
         message = f"no issue can be claimed: all {len(waiting)} that are left wait for others"
         yield Attention("queue", "issues", message, "holdfast blocked")
