@@ -16,8 +16,8 @@ read only when it is needed. The head has the length and the CRC-32 of each sect
     first  = "issues 3 little\\n", u32 length of head, u32 CRC-32 of head, head, cursor; then, only of issues that have
              changed since the third file was written, the same as in that file
     second = unfinished issues, where each begins, their places by the CRC-32 of their ids, their ranks, their order by
-             urgency (as places), the places of those in progress or gated; the finished issues that they depend on,
-             where each begins, and their places by id
+             urgency (as places), the places of the notable ones (`rules.is_notable`), of those that depend on others;
+             the finished issues that they depend on, where each begins, and their places by id
     third  = finished issues, their ranks, the texts of all issues for searches
 
 In plain files, the index gives the order of the issues: each has a *rank*, its place in the index or in the note beside
@@ -69,7 +69,7 @@ _TOLERANT = ISSUES.tolerant()
 UNLISTED = 1 << 60  # the rank of an issue that no list has
 _MAGIC = f"issues 3 {sys.byteorder}\n".encode()
 _LENGTHS = struct.Struct("<II")
-_SECTIONS = (4, 13, 16)  # where those of each file end
+_SECTIONS = (4, 14, 17)  # where those of each file end
 _MOST_CHANGED = 64  # issues, or one of so many: with more, the second or third file is written again
 _MOST_PLACED = 512  # unfinished issues: of as many, one may have changed; finding its place costs more
 _ONE_BY_ONE = 256  # issues of the queue; decoding one takes four times as long as one of all
@@ -266,7 +266,7 @@ class OpenIssues(Mapping[str, IssueSummary]):
         self.sections = sections or self.encoded([], {})
         views = [memoryview(each) for each in self.sections]
         self._saved, self._ranks = SavedRows(*views[:3]), views[3].cast("q")
-        self._queue, self._begun = views[4].cast("I"), views[5].cast("I")
+        self._queue, self._notable, self._dependent = (each.cast("I") for each in views[4:])
         if len(self._queue) != len(self._saved) or len(self._ranks) not in (0, len(self._saved)):
             raise CheckpointDamaged
         self.own: dict[str, IssueSummary | None] = {}  # what has changed; None: no longer among them
@@ -278,8 +278,10 @@ class OpenIssues(Mapping[str, IssueSummary]):
         """The sections of these issues, which are in their order."""
         urgency = [place_of(each, ranks.get(each.id, UNLISTED)) for each in rows]
         queue = array("I", sorted(range(len(rows)), key=urgency.__getitem__))
-        begun = array("I", [at for at, each in enumerate(rows) if each.state not in rules.WAITING])
-        return [*SavedRows.encoded(rows), _packed_ranks(rows, ranks), queue.tobytes(), begun.tobytes()]
+        notable = array("I", [at for at, each in enumerate(rows) if rules.is_notable(each)])
+        dependent = array("I", [at for at, each in enumerate(rows) if each.dependencies])
+        places = (each.tobytes() for each in (queue, notable, dependent))
+        return [*SavedRows.encoded(rows), _packed_ranks(rows, ranks), *places]
 
     def save(self) -> None:
         """Make sections of all issues, if some have changed since."""
@@ -322,8 +324,7 @@ class OpenIssues(Mapping[str, IssueSummary]):
         """All in their order; decoded one by one, and after some, all at once."""
         if "_in_order" in self.__dict__ or len(self.own) > _ONE_BY_ONE:
             return iter(self._in_order.values())
-        own = (each for each in self.own.values() if each is not None)
-        return self._merged(range(len(self._saved)), sorted(map(self._listed_place, own)))
+        return self._merged(every := range(len(self._saved)), self._placed_in(every))
 
     def values(self) -> ValuesView[IssueSummary]:
         return _ListedIssues(self)
@@ -382,11 +383,15 @@ class OpenIssues(Mapping[str, IssueSummary]):
             if issue_id is not None and (own := self.own[issue_id]) is not None:
                 yield own
 
-    def begun(self) -> Iterator[IssueSummary]:
-        """Those in progress or gated, in any order."""
-        saved = map(self._saved.row, self._begun)
+    def notable(self) -> Iterator[IssueSummary]:
+        """The notable ones, in any order."""
+        saved = map(self._saved.row, self._notable)
         yield from (each for each in saved if each.id not in self.own)
-        yield from (each for each in self.own.values() if each is not None and each.state not in rules.WAITING)
+        yield from (each for each in self.own.values() if each is not None and rules.is_notable(each))
+
+    def dependent(self) -> Iterator[IssueSummary]:
+        """Those that depend on others, in the order of lists."""
+        return (each for each in self._merged(self._dependent, self._placed_in(self._dependent)) if each.dependencies)
 
     # --- Changing -----------------------------------------------------------------------------------
 
@@ -421,10 +426,10 @@ class OpenIssues(Mapping[str, IssueSummary]):
     def _saved_place(self, at: int) -> Place:
         return place_of(self._saved.row(at), self._ranks[at] if self._ranks else UNLISTED)
 
-    def _listed_place(self, issue: IssueSummary) -> tuple[tuple[int, str, str], int]:
-        """The same, in the order of lists."""
-        place = _age(self.own_ranks, issue)
-        return place, bisect_left(range(len(self._saved)), place, key=self._saved_age)
+    def _placed_in(self, order: Sequence[int] | memoryview[int]) -> list[tuple[tuple[int, str, str], int]]:
+        """The places of all of `own` among saved ones that are in the order of lists."""
+        places = sorted(_age(self.own_ranks, each) for each in self.own.values() if each is not None)
+        return [(place, bisect_left(order, place, key=self._saved_age)) for place in places]
 
     def _saved_age(self, at: int) -> tuple[int, str, str]:
         row = self._saved.row(at)
@@ -556,8 +561,9 @@ class SummaryState:
         """The issues in their order, without some; `finished` ones only if they are decoded."""
         rows: Mapping[str, IssueSummary] = self.open
         if finished:
-            rows = Ranked(dict(self.open) | self.closed.rows, self.open.all_ranks() | self.closed.ranks).in_order()
-        return {each: row for each, row in rows.items() if each not in left_out} if left_out else rows
+            rows = {each.id: each for each in self.open.listed()} | self.closed.rows
+            rows = Ranked(rows, self.open.all_ranks() | self.closed.ranks).in_order()
+        return {each.id: each for each in rows.values() if each.id not in left_out} if left_out else rows
 
     def text(self, issue_id: str) -> str:
         """The text of an issue in which words are searched."""

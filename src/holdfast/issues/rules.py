@@ -344,11 +344,17 @@ def place_of(issue: AnyIssue, rank: int) -> Place:
     return (_URGENCY[issue.priority], issue.updated_at or issue.created_at, issue.created_at, rank, issue.id)
 
 
+def is_notable(issue: AnyIssue) -> bool:
+    """Whether an unfinished issue is in progress, gated, or has a failed gate."""
+    return issue.state not in FINISHED and (issue.state not in WAITING or bool(issue.failed_gates()))
+
+
 class Order(Protocol):
-    """The unfinished issues by urgency; those in progress or gated, in any order."""
+    """The unfinished issues by urgency; the notable ones, in any order; those that depend on others, in their order."""
 
     def queue(self) -> Iterator[Any]: ...
-    def begun(self) -> Iterator[Any]: ...
+    def notable(self) -> Iterator[Any]: ...
+    def dependent(self) -> Iterator[Any]: ...
 
 
 class IssueSet(Generic[Listed]):
@@ -441,13 +447,11 @@ class IssueSet(Generic[Listed]):
 
     def working(self) -> Iterator[Listed]:
         """The issues in progress, in any order."""
-        return (issue for issue in self.begun() if issue.state is State.IN_PROGRESS)
+        return (issue for issue in self.notable() if issue.state is State.IN_PROGRESS)
 
-    def begun(self) -> Iterator[Listed]:
-        """The issues in progress or gated, in any order."""
-        if self._order is not None:
-            return self._order.begun()
-        return (issue for issue in self if issue.state not in (*WAITING, *FINISHED))
+    def notable(self) -> Iterator[Listed]:
+        """The notable issues, in any order."""
+        return filter(is_notable, self) if self._order is None else self._order.notable()
 
     def _sorted(self) -> list[Listed]:
         rank = {issue.id: place_of(issue, at) for at, issue in enumerate(self) if issue.state not in FINISHED}
@@ -465,5 +469,6 @@ class IssueSet(Generic[Listed]):
 
     def blocked(self) -> list[tuple[Listed, list[str]]]:
         """The waiting issues, each with its open dependencies."""
-        waiting = ((issue, open_dependencies(issue, self.lookup)) for issue in self)
+        found = self if self._order is None else self._order.dependent()
+        waiting = ((issue, open_dependencies(issue, self.lookup)) for issue in found)
         return [(issue, on) for issue, on in waiting if on and issue.state not in FINISHED]
