@@ -238,6 +238,8 @@ class SavedRows:
             rows = _decode_rows(b"".join((_LIST, len(self).to_bytes(4, "big"), self._rows)))
         except msgspec.MsgspecError as error:
             raise CheckpointDamaged from error
+        if len({each.id for each in rows}) != len(self):
+            raise CheckpointDamaged
         return rows
 
     @cached_property
@@ -283,8 +285,12 @@ class OpenIssues(Mapping[str, IssueSummary]):
         places = (each.tobytes() for each in (queue, notable, dependent))
         return [*SavedRows.encoded(rows), _packed_ranks(rows, ranks), *places]
 
+    @property
+    def has_changed_much(self) -> bool:
+        return len(self.own) > _MOST_CHANGED + self.about // _MOST_PLACED
+
     def save(self) -> None:
-        """Make sections of all issues, if some have changed since."""
+        """Make sections of all issues."""
         if self.own:
             self.__init__(self.encoded(list(self.values()), self.all_ranks()))  # type: ignore[misc]
 
@@ -315,22 +321,22 @@ class OpenIssues(Mapping[str, IssueSummary]):
         return self.get(str(issue_id)) is not None
 
     def __len__(self) -> int:
-        return len(self._in_order)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[str]:
         return (each.id for each in self.listed())
 
     def listed(self) -> Iterator[IssueSummary]:
         """All in their order; decoded one by one, and after some, all at once."""
-        if "_in_order" in self.__dict__ or len(self.own) > _ONE_BY_ONE:
-            return iter(self._in_order.values())
+        if "by_id" in self.__dict__ or len(self.own) > _ONE_BY_ONE:
+            return iter(self.by_id.values())
         return self._merged(every := range(len(self._saved)), self._placed_in(every))
 
     def values(self) -> ValuesView[IssueSummary]:
         return _ListedIssues(self)
 
     @cached_property
-    def _in_order(self) -> dict[str, IssueSummary]:
+    def by_id(self) -> dict[str, IssueSummary]:
         if not self.own:
             return self._saved.by_id
         rows, place = [each for each in self._saved.rows if each.id not in self.own], partial(_age, self.all_ranks())
@@ -345,7 +351,7 @@ class OpenIssues(Mapping[str, IssueSummary]):
     @property
     def about(self) -> int:
         """About how many there are."""
-        return max(len(self._saved), len(self.own))
+        return max(len(self._saved), sum(each is not None for each in self.own.values()))
 
     def rank(self, issue_id: str) -> int | None:
         if issue_id in self.own:
@@ -377,8 +383,11 @@ class OpenIssues(Mapping[str, IssueSummary]):
             found = map(self._saved.row, order[start:one_by_one])
             yield from (each for each in found if each.id not in self.own)
             if one_by_one < end:
-                found = map(self._saved.rows.__getitem__, order[one_by_one:end])
-                yield from (each for each in found if each.id not in self.own) if self.own else found
+                try:
+                    found = map(self._saved.rows.__getitem__, order[one_by_one:end])
+                    yield from (each for each in found if each.id not in self.own) if self.own else found
+                except IndexError as error:
+                    raise CheckpointDamaged from error
             start = end
             if issue_id is not None and (own := self.own[issue_id]) is not None:
                 yield own
@@ -404,19 +413,22 @@ class OpenIssues(Mapping[str, IssueSummary]):
             insort(self._placed, self._place(issue))
 
     def drop(self, issue_id: str) -> None:
-        self.__dict__.pop("_in_order", None)
+        self.__dict__.pop("by_id", None)
         before = self.own.get(issue_id)
         if before is not None and self._placed is not None:
             self._placed.remove(self._place(before))
-        self.own[issue_id] = None
         self.own_ranks.pop(issue_id, None)
+        if self._saved.find(issue_id) is None:
+            self.own.pop(issue_id, None)
+        else:
+            self.own[issue_id] = None
 
     def rank_again(self, ranks: Mapping[str, int]) -> None:
         """Forget all ranks, and give new ones."""
         self.own |= {each.id: each for each in self.listed()}
         self.own_ranks = {each: ranks[each] for each, row in self.own.items() if row is not None and each in ranks}
         self._placed = None
-        self.__dict__.pop("_in_order", None)
+        self.__dict__.pop("by_id", None)
 
     def _place(self, issue: IssueSummary) -> tuple[Place, int]:
         """The place of one of `own` in the queue, and how many of the saved ones are before it."""
@@ -474,6 +486,8 @@ class SummaryState:
             state.open, state._saved_near = sections.open()
         except (msgspec.MsgspecError, CheckpointDamaged):
             return None
+        if any(each is not None and each.id != issue_id for issue_id, each in head.open.items()):
+            return None
         state.open.own, state.open.own_ranks, state.near = head.open, head.open_ranks, head.near
         state.listing, state.unreadable, state.unlisted = head.listing, head.unreadable, head.unlisted
         state.changed = head.changed
@@ -487,13 +501,13 @@ class SummaryState:
             self.decode_rest()
             sections = [*self.closed.encoded(), _encode(self.texts)]
             self.changed, self._sizes[1], files[_REST] = set(), _sizes(sections), b"".join(sections)
-        if not self._sizes[0] or len(self.open.own) > _MOST_CHANGED + self.open.about // _MOST_PLACED:
-            near = list(self._needed(self.open.values()).values())
+        if not self._sizes[0] or self.open.has_changed_much:
             self.open.save()
+            near = list(self._needed(self.open.by_id.values(), self.open.by_id).values())
             sections = [*map(bytes, self.open.sections), *(near_sections := SavedRows.encoded(near))]
             self._saved_near, self.near = SavedRows(*near_sections), {}
             self._sizes[0], files[_OPEN] = _sizes(sections), b"".join(sections)
-        self.near |= self._needed(each for each in self.open.own.values() if each is not None)
+        self.near |= self._needed((each for each in self.open.own.values() if each is not None), ())
         closed = Ranked(
             {each: row for each, row in self.closed.rows.items() if each in self.changed}, self.closed.ranks
         )
@@ -505,9 +519,9 @@ class SummaryState:
         lengths = _LENGTHS.pack(len(head), zlib.crc32(head))
         return {**files, CHECKPOINT: b"".join((_MAGIC, lengths, head, *first))}
 
-    def _needed(self, issues: Iterable[IssueSummary]) -> dict[str, IssueSummary]:
-        """The finished issues that these depend on."""
-        needed = {each for issue in issues for each in issue.dependencies}
+    def _needed(self, issues: Iterable[IssueSummary], open_: Collection[str]) -> dict[str, IssueSummary]:
+        """The finished issues that these depend on; `open_` are known to be unfinished."""
+        needed = {each for issue in issues for each in issue.dependencies}.difference(open_)
         rows = ((each, self.lookup(each)) for each in needed)
         return {each: row for each, row in rows if row is not None and row.state in rules.FINISHED}
 
@@ -775,6 +789,8 @@ class IssueProjection:
     def _save(self, state: SummaryState) -> None:
         """Write a checkpoint, if this process has not done so lately."""
         now = time.monotonic()
+        if self._root is None and state.open.has_changed_much:
+            state.open.save()
         if self._root is None or now < self._save_after:
             return
         for file, content in state.encoded(self._name).items():  # the first file last
