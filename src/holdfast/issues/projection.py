@@ -11,7 +11,9 @@ refers to one that was not seen, everything is read once more.
 Lists show unfinished issues, a claim needs the first few of them, and most commands find little changed. So the
 checkpoint has three files. The first is written after each change: its head has what has changed in the second file
 since that was written. The second has the unfinished issues, each of which can be found and decoded alone; the third is
-read only when it is needed. The head has the length and the CRC-32 of each section of the three files.
+read only when it is needed. The second has two names, used in turn: a process that read the checkpoint before it was
+replaced may write the first file afterwards, which still fits the other one. The head has the length and the CRC-32 of
+each section.
 
     first  = "issues 3 little\\n", u32 length of head, u32 CRC-32 of head, head, cursor; then, only of issues that have
              changed since the third file was written, the same as in that file
@@ -61,7 +63,7 @@ from holdfast.issues.rules import Broken, IssueSet, Place, place_of
 from holdfast.store.layout import read_checkpoint, write_checkpoint
 from holdfast.store.model import Changes, Store, Unreadable
 
-CHECKPOINT, _OPEN, _REST = "issues", "issues.open", "issues.rest"
+CHECKPOINT, _OPEN, _REST = "issues", ("issues.open.0", "issues.open.1"), "issues.rest"
 _MOST_BYTES = 2 << 30
 _MOST_LOOKS = 5
 _SAVE_EVERY = 5.0  # seconds, in one process; other processes read the changes since then again
@@ -106,6 +108,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     open: dict[str, IssueSummary | None]
     open_ranks: dict[str, int]
     near: dict[str, IssueSummary]
+    turn: int  # of the names of the second file
 
 
 class CheckpointDamaged(Corrupt):
@@ -120,28 +123,23 @@ class CheckpointDamaged(Corrupt):
 class _Sections:
     """The sections of a checkpoint, each checked when it is read; `read` reads the second or third file."""
 
-    def __init__(self, first: memoryview, sizes: list[tuple[int, int]], read: Callable[[str], bytes]) -> None:
-        self.sizes = sizes
-        self._files, self._read = [first], read
+    def __init__(self, first: memoryview, head: _Head, read: Callable[[str], bytes]) -> None:
+        self.sizes, self._read = head.sections, read
+        self._files: list[memoryview | None] = [first, None, None]
+        self._names = ("", _OPEN[head.turn % 2], _REST)
 
     def get(self, number: int) -> memoryview:
         if len(self.sizes) != _SECTIONS[-1]:
             raise CheckpointDamaged
         file = sum(number >= each for each in _SECTIONS)
-        content = self._file(file)
+        if (content := self._files[file]) is None:
+            content = self._files[file] = memoryview(self._read(self._names[file]))
         begin = _SECTIONS[file - 1] if file else 0
         start, (length, check) = sum(length for length, _ in self.sizes[begin:number]), self.sizes[number]
         found = content[start : start + length]
         if len(found) != length or zlib.crc32(found) != check:
             raise CheckpointDamaged
         return found
-
-    def _file(self, number: int) -> memoryview:
-        while len(self._files) <= number:
-            self._files.append(memoryview(b""))
-        if not self._files[number]:
-            self._files[number] = memoryview(self._read((_OPEN, _REST)[number - 1])) if number else self._files[0]
-        return self._files[number]
 
     def open(self) -> tuple[OpenIssues, SavedRows]:
         """The unfinished issues of the second file, and the finished ones that they depend on."""
@@ -457,6 +455,7 @@ class SummaryState:
     def __init__(self, sections: _Sections | None = None) -> None:
         self.sections = sections
         self._sizes: list[list[tuple[int, int]]] = [[], []]  # of the sections of the second and third file
+        self._turn = 0
         self.cursor = b""
         self.listing = ListingBasis()
         self.open = OpenIssues()
@@ -481,7 +480,7 @@ class SummaryState:
             if zlib.crc32(encoded) != check:
                 return None
             head = msgspec.msgpack.decode(encoded, type=_Head)
-            state = cls(sections := _Sections(memoryview(content)[start + length :], head.sections, read))
+            state = cls(sections := _Sections(memoryview(content)[start + length :], head, read))
             state.cursor, state.closed, state.texts = bytes(sections.get(0)), sections.ranked(1), sections.texts(3)
             state.open, state._saved_near = sections.open()
         except (msgspec.MsgspecError, CheckpointDamaged):
@@ -490,7 +489,7 @@ class SummaryState:
             return None
         state.open.own, state.open.own_ranks, state.near = head.open, head.open_ranks, head.near
         state.listing, state.unreadable, state.unlisted = head.listing, head.unreadable, head.unlisted
-        state.changed = head.changed
+        state.changed, state._turn = head.changed, head.turn
         state._sizes = [head.sections[slice(*_SECTIONS[:2])], head.sections[_SECTIONS[1] :]]
         return state if head.store == store else None
 
@@ -506,7 +505,8 @@ class SummaryState:
             near = list(self._needed(self.open.by_id.values(), self.open.by_id).values())
             sections = [*map(bytes, self.open.sections), *(near_sections := SavedRows.encoded(near))]
             self._saved_near, self.near = SavedRows(*near_sections), {}
-            self._sizes[0], files[_OPEN] = _sizes(sections), b"".join(sections)
+            self._turn = 1 - self._turn % 2
+            self._sizes[0], files[_OPEN[self._turn]] = _sizes(sections), b"".join(sections)
         self.near |= self._needed((each for each in self.open.own.values() if each is not None), ())
         closed = Ranked(
             {each: row for each, row in self.closed.rows.items() if each in self.changed}, self.closed.ranks
@@ -515,7 +515,7 @@ class SummaryState:
         first = [self.cursor, *closed.encoded(), _encode(texts)]
         sizes = [*_sizes(first), *self._sizes[0], *self._sizes[1]]
         known = (store, self.listing, self.unreadable, self.unlisted, self.changed, sizes)
-        head = _encode(_Head(*known, self.open.own, self.open.own_ranks, self.near))
+        head = _encode(_Head(*known, self.open.own, self.open.own_ranks, self.near, self._turn))
         lengths = _LENGTHS.pack(len(head), zlib.crc32(head))
         return {**files, CHECKPOINT: b"".join((_MAGIC, lengths, head, *first))}
 
@@ -529,6 +529,7 @@ class SummaryState:
         made = SummaryState(self.sections)
         made.cursor, made.listing, made._saved_near = self.cursor, self.listing, self._saved_near
         made.open, made.closed = self.open.copy(), Ranked(dict(self.closed.rows), dict(self.closed.ranks))
+        made._turn = self._turn
         made._sizes, made.near, made.texts = list(self._sizes), dict(self.near), dict(self.texts)
         made.unreadable, made.unlisted = dict(self.unreadable), set(self.unlisted)
         made.changed, made._new = set(self.changed), set(self._new)
