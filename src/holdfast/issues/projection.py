@@ -198,6 +198,7 @@ class SavedRows:
     def __init__(self, rows: bytes | memoryview, starts: bytes | memoryview, index: bytes | memoryview) -> None:
         self._rows = memoryview(rows)
         self._starts, self._index = memoryview(starts).cast("I"), memoryview(index).cast("Q")
+        self._asked = 0
         if len(self._starts) != len(self._index) + 1:
             raise CheckpointDamaged
 
@@ -217,6 +218,14 @@ class SavedRows:
             return _decode_row(self._rows[self._starts[at] : self._starts[at + 1]])
         except (msgspec.MsgspecError, IndexError) as error:
             raise CheckpointDamaged from error
+
+    def get(self, issue_id: str) -> IssueSummary | None:
+        """An issue by its id; after some, all are decoded at once."""
+        self._asked += 1
+        if self._asked > _ONE_BY_ONE:
+            return self.by_id.get(issue_id)
+        at = self.find(issue_id)
+        return None if at is None else self.row(at)
 
     def find(self, issue_id: str) -> int | None:
         """The place of an issue."""
@@ -302,11 +311,7 @@ class OpenIssues(Mapping[str, IssueSummary]):
     # --- Reading ------------------------------------------------------------------------------------
 
     def get(self, issue_id: str, default: Any = None) -> Any:
-        if issue_id in self.own:
-            found = self.own[issue_id]
-        else:
-            at = self._saved.find(issue_id)
-            found = None if at is None else self._saved.row(at)
+        found = self.own[issue_id] if issue_id in self.own else self._saved.get(issue_id)
         return default if found is None else found
 
     def __getitem__(self, issue_id: str) -> IssueSummary:
@@ -550,12 +555,10 @@ class SummaryState:
         found: IssueSummary | None = self.open.get(issue_id) or self.closed.rows.get(issue_id)
         if found is not None or self.sections is None or issue_id in self.changed:
             return found
-        if (found := self.near.get(issue_id)) is not None:
-            return found
-        if (at := self._saved_near.find(issue_id)) is not None:
-            return self._saved_near.row(at)
-        self.decode_rest()
-        return self.closed.rows.get(issue_id)
+        if (found := self.near.get(issue_id) or self._saved_near.get(issue_id)) is None:
+            self.decode_rest()
+            found = self.closed.rows.get(issue_id)
+        return found
 
     @property
     def count(self) -> int:
