@@ -18,12 +18,12 @@ from unittest import mock
 
 import pytest
 
-from holdfast.errors import Failure, IoFailure
+from holdfast.errors import CheckpointDamaged, Failure, IoFailure
 from holdfast.fs import calls
 from holdfast.issues import projection
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import ClaimId, IssueSummary, Priority, State, searched_text
-from holdfast.issues.projection import CHECKPOINT, CheckpointDamaged, IssueProjection, OpenIssues, SavedRows
+from holdfast.issues.projection import CHECKPOINT, IssueProjection, OpenIssues, SavedRows
 from holdfast.issues.rules import IssueSet
 from holdfast.issues.tracker import Query as IssueQuery
 from holdfast.issues.tracker import Tracker, Update, find

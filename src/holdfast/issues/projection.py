@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import ClockReading
-from holdfast.errors import Corrupt
+from holdfast.errors import CheckpointDamaged, Corrupt
 from holdfast.issues import rules
 from holdfast.issues.model import (
     INDEX,
@@ -105,19 +105,10 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     unlisted: set[str]
     changed: set[str]
     sections: list[tuple[int, int]]
-    open: dict[str, IssueSummary | None]
-    open_ranks: dict[str, int]
+    unfinished: dict[str, IssueSummary | None]
+    ranks: dict[str, int]
     near: dict[str, IssueSummary]
     turn: int  # of the names of the second file
-
-
-class CheckpointDamaged(Corrupt):
-    """A section of the checkpoint is not what was written."""
-
-    hint = "Delete the directory .holdfast/checkpoints: it has only caches."
-
-    def __init__(self) -> None:
-        super().__init__("the checkpoint of the issues is damaged")
 
 
 class _Sections:
@@ -141,7 +132,7 @@ class _Sections:
             raise CheckpointDamaged
         return found
 
-    def open(self) -> tuple[OpenIssues, SavedRows]:
+    def unfinished(self) -> tuple[OpenIssues, SavedRows]:
         """The unfinished issues of the second file, and the finished ones that they depend on."""
         views = [self.get(number) for number in range(_SECTIONS[0], _SECTIONS[1])]
         try:
@@ -487,12 +478,12 @@ class SummaryState:
             head = msgspec.msgpack.decode(encoded, type=_Head)
             state = cls(sections := _Sections(memoryview(content)[start + length :], head, read))
             state.cursor, state.closed, state.texts = bytes(sections.get(0)), sections.ranked(1), sections.texts(3)
-            state.open, state._saved_near = sections.open()
+            state.open, state._saved_near = sections.unfinished()
         except (msgspec.MsgspecError, CheckpointDamaged):
             return None
-        if any(each is not None and each.id != issue_id for issue_id, each in head.open.items()):
+        if any(each is not None and each.id != issue_id for issue_id, each in head.unfinished.items()):
             return None
-        state.open.own, state.open.own_ranks, state.near = head.open, head.open_ranks, head.near
+        state.open.own, state.open.own_ranks, state.near = head.unfinished, head.ranks, head.near
         state.listing, state.unreadable, state.unlisted = head.listing, head.unreadable, head.unlisted
         state.changed, state._turn = head.changed, head.turn
         state._sizes = [head.sections[slice(*_SECTIONS[:2])], head.sections[_SECTIONS[1] :]]
