@@ -521,6 +521,15 @@ class Corrupt(Failure, code="E_CORRUPT", exit_status=ExitStatus.CORRUPT):
     hint = "Keep the file. Find out what is wrong with it, and repair or restore it before you continue."
 
 
+class CheckpointDamaged(Corrupt, code="E_CHECKPOINT_DAMAGED"):
+    """A cached view of the issues is not what was written."""
+
+    hint = "Delete the directory .holdfast/checkpoints: it has only caches."
+
+    def __init__(self, message: str = "the checkpoint of the issues is damaged", *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+
+
 class JsonInvalid(Corrupt, code="E_JSON_INVALID"):
     """The text is not strict JSON."""
 

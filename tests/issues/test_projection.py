@@ -10,17 +10,20 @@ import random
 import subprocess
 import time
 import warnings
+from array import array
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from holdfast.errors import Failure, IoFailure
+from holdfast.errors import CheckpointDamaged, Failure, IoFailure
 from holdfast.fs import calls
 from holdfast.issues import projection
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import ClaimId, IssueSummary, Priority, State, searched_text
-from holdfast.issues.projection import CHECKPOINT, IssueProjection
+from holdfast.issues.projection import CHECKPOINT, IssueProjection, OpenIssues, SavedRows
 from holdfast.issues.rules import IssueSet
 from holdfast.issues.tracker import Query as IssueQuery
 from holdfast.issues.tracker import Tracker, Update, find
@@ -50,6 +53,7 @@ def described(seen: IssueSet[IssueSummary]) -> dict[str, object]:
         "states": [seen.state(each) for each in seen],
         "ready": [each.id for each in seen.ready()],
         "blocked": [(each.id, on) for each, on in seen.blocked()],
+        "notable": sorted(each.id for each in seen.notable()),
         "broken": sorted(each.issue_id for each in seen.broken),
         "found": [[each.id for each in find(seen, IssueQuery(words=(word,)))] for word in WORDS],
     }
@@ -330,6 +334,45 @@ def test_a_look_at_unchanged_issues_reads_none_of_them(scratch: Path, monkeypatc
     monkeypatch.setattr(calls, "open", noting)
     assert len(opened(FileStore(scratch), scratch).summaries(finished=False)) == 20
     assert not [each for each in read if any(made_.issue.id in each for made_ in made)]
+
+
+def test_a_command_decodes_only_the_issues_that_it_needs(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that are saved, and of those that have changed since."""
+    tracker = opened(store := MemoryStore(), None)
+    tracker.initialise()
+    tracker.create_all([NewIssue(title=str(each)) for each in range(300)])
+    IssueProjection(store, scratch).look(tracker.transactions.reading(), finished=False)
+    decoded: list[int] = []
+    original = SavedRows.row
+
+    def noting(rows: SavedRows, at: int) -> IssueSummary:
+        decoded.append(at)
+        return original(rows, at)
+
+    monkeypatch.setattr(SavedRows, "row", noting)
+    monkeypatch.setattr(projection, "_decode_rows", lambda content: [] if len(content) < 9 else pytest.fail("all"))
+    for step in range(3):
+        tracker.claims.take_next(tracker.claims.request())
+        seen = IssueProjection(store, scratch).look(tracker.transactions.reading(), finished=False)
+        assert len([each.id for each in islice(seen.by_urgency(), 5)]) == 5
+        assert len(list(seen.working())) == step + 1
+        assert seen.blocked() == []
+    assert len(decoded) < 150, "finding the place of a changed issue takes some ten"
+
+
+def test_a_damaged_order_of_the_checkpoint_is_noticed(scratch: Path) -> None:
+    """Numbers that fit no issue, with the right checksum."""
+    tracker = opened(store := MemoryStore(), None)
+    tracker.initialise()
+    tracker.create_all([NewIssue(title=str(each)) for each in range(3)])
+    read = tracker.transactions.reading()
+    planted = OpenIssues.encoded(list(tracker.summaries()), {})
+    planted[4] = array("I", [0, 1, 99]).tobytes()
+    with mock.patch.object(OpenIssues, "encoded", return_value=planted):
+        IssueProjection(store, scratch).look(read, finished=False)
+    seen = IssueProjection(store, scratch).look(read, finished=False)
+    with pytest.raises(CheckpointDamaged, match="checkpoint"):
+        list(seen.by_urgency())
 
 
 def test_a_checkpoint_that_cannot_be_written_changes_nothing(scratch: Path) -> None:

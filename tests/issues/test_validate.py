@@ -191,7 +191,7 @@ def test_a_word_matches_only_the_beginning_of_an_id(tracker: Tracker) -> None:
     snapshot = tracker.snapshot()
 
     assert [each.id for each in find(snapshot, Query(words=(issue.id[:8],)))] == [issue.id]
-    assert find(snapshot, Query(words=(issue.id[1:9],))) == []
+    assert list(find(snapshot, Query(words=(issue.id[1:9],)))) == []
 
 
 # --- Graphs -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +225,7 @@ def _find(
     with view.tracking(repo) as tracker:
         query = Query(words, tuple(states), tuple(priorities), **filters)
         snapshot = tracker.summaries(finished=query.finished)
-        view.show_issues(output, snapshot, find(snapshot, query)[:limit], field)
+        view.show_issues(output, snapshot, islice(find(snapshot, query), limit), field)
 
 
 @group.command(short_help="Show one issue.")

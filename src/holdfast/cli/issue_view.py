@@ -17,7 +17,7 @@ from holdfast.cli import ACTOR, REPO, options
 from holdfast.cli.output import CommandFailed, Output, printable, show_table
 from holdfast.clock import format_duration
 from holdfast.errors import LockTimeout, UsageFailure
-from holdfast.issues.model import SHORT, AnyIssue, ClaimId, Issue, IssueSummary, State, issue_summary_to_json
+from holdfast.issues.model import SHORT, ClaimId, Issue, IssueSummary, State, issue_summary_to_json
 from holdfast.issues.reading import issues_to_json
 from holdfast.issues.rules import Broken, IssueSet
 
@@ -126,12 +126,15 @@ def show_issues(
     elif output.as_json:
         output.result(issues_to_json(snapshot, issues))
     else:
-        show_table(output, COLUMNS, [_row(issue, snapshot.state(issue)) for issue in issues])
+        show_table(output, COLUMNS, _rows(snapshot, issues))
     warn_of_broken(output, snapshot.broken, reported=output.as_json and not field)
 
 
-def _row(issue: AnyIssue, state: State) -> tuple[str, ...]:
-    return issue.id[:SHORT], state.value, issue.priority.value, issue.assignee or "-", issue.title
+def _rows(snapshot: IssueSet[IssueSummary], issues: Iterable[IssueSummary]) -> list[tuple[str, ...]]:
+    return [  # `_value_` is faster than `value`
+        (issue.id[:SHORT], state._value_, issue.priority._value_, issue.assignee or "-", issue.title)
+        for issue, state in snapshot.with_states(issues)
+    ]
 
 
 def warn_of_broken(output: Output, broken: Sequence[Broken], *, reported: bool | None = None) -> None:

@@ -15,6 +15,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 
 from holdfast.errors import Failure, IoFailure, NotApplied, NotEncrypted
@@ -222,20 +223,21 @@ def show_table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[s
     """Print a table; the width of the last column is not limited."""
     if not rows:
         return
-    is_plain = "".join(map("".join, rows)).isprintable()  # one check is faster than one per cell
-    cells = rows if is_plain else [[printable(cell) for cell in row] for row in rows]
+    lines = plain_table(columns, rows)
+    if not "".join(lines).isprintable():  # one check is faster than one per cell
+        rows = [[printable(cell) for cell in row] for row in rows]
+        lines = plain_table(columns, rows)
     if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        _draw(columns, cells)
+        _draw(columns, rows)
     else:
-        output.text("\n".join(plain_table(columns, cells)))
+        output.text("\n".join(lines))
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    grid = [list(columns), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)][:-1]
-    form = "  ".join(f"{{:<{width}}}" for width in widths)
-    form = f"{form}  {{}}" if widths else "{}"
-    return [form.format(*row).rstrip() for row in grid]
+    grid = [tuple(columns), *map(tuple, rows)]
+    widths = [max(map(len, map(itemgetter(number), grid))) for number in range(len(columns) - 1)]
+    form = "".join(f"%-{width}s  " for width in widths) + "%s"
+    return [(form % row).rstrip(" ") for row in grid]
 
 
 STYLES = {"ready": "green", "in_progress": "yellow", "gated": "magenta", "done": "dim"}

@@ -60,17 +60,13 @@ def prime(output: Output, *, issue_id: str | None, budget: int, repo: str | None
 
 
 def _own_issue(tracker: Tracker, place: Workplace | None) -> str | None:
-    from holdfast.issues.model import ClaimId, State
+    from holdfast.issues.model import ClaimId
 
     claim = os.environ.get(CLAIM_VARIABLE)
     if named := os.environ.get(ISSUE_ID) or (ClaimId.parse(claim).issue_id if claim else None):
         return tracker.find_id(named)
     seen = tracker.summaries(finished=False)
-    own = [
-        each.id
-        for each in seen
-        if each.state is State.IN_PROGRESS and each.assignee == tracker.actor and not seen.is_abandoned(each)
-    ]
+    own = [each.id for each in seen.working() if each.assignee == tracker.actor and not seen.is_abandoned(each)]
     here = [each for each in own if place is not None and place.worktree == f"issue-{each[:8]}"]
     return next(iter(here or own)) if len(here or own) == 1 else None
 

@@ -36,7 +36,7 @@ def ready(output: Output, *, assignee: str | None, limit: int | None, field: str
     """
     with tracking(repo) as tracker:
         snapshot = tracker.summaries(finished=False)
-        show_issues(output, snapshot, snapshot.ready(assignee)[:limit], field)
+        show_issues(output, snapshot, islice(snapshot.by_urgency(assignee), limit), field)
 
 
 @click.command()

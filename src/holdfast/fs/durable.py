@@ -455,7 +455,7 @@ def line_too_long(where: str) -> Corrupt:
 def _read_all(fd: int, limit: int, where: str, *, expected: int = 0) -> bytes:
     """Read to the end, in one call if the `expected` size is right."""
     chunks: list[bytes] = []
-    size, most = 0, min(expected, _CHUNK) + 1
+    size, most = 0, expected + 1
     while chunk := calls.read(fd, most):
         chunks.append(chunk)
         size += len(chunk)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 
 from holdfast.fs.names import counted, printable, shortened
-from holdfast.issues.model import SHORT, Gate, GateStatus, Issue, IssueSummary, State
+from holdfast.issues.model import SHORT, Gate, GateStatus, Issue, IssueSummary
 from holdfast.issues.tracker import Tracker
 
 BYTES_PER_TOKEN = 4
@@ -97,9 +97,9 @@ def overview_prompt(tracker: Tracker, *, budget: int = LONGEST_PROMPT) -> Prompt
     """The prompt for an agent that has claimed nothing: what is ready, and how to claim it."""
     seen = tracker.summaries(finished=False)
     ready = seen.ready(tracker.actor)
-    own = [each for each in seen if each.state is State.IN_PROGRESS and each.assignee == tracker.actor]
-    busy = sum(each.state is State.IN_PROGRESS for each in seen)
-    state = f"{len(ready)} ready, {busy} in progress, {len(seen.blocked())} waiting for others."
+    working = list(seen.working())
+    own = [each for each in working if each.assignee == tracker.actor]
+    state = f"{len(ready)} ready, {len(working)} in progress, {len(seen.blocked())} waiting for others."
     claim = ["Claim the most urgent one: 'holdfast issue claim-next'. Claim a specific one: 'holdfast issue claim ID'."]
     claim += ["Then 'holdfast prime --issue ID' prints what to do. Do not begin without a claim: others take work too."]
     sections = [

@@ -11,10 +11,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 import msgspec
 
@@ -37,7 +36,7 @@ from holdfast.issues.model import (
 
 Lookup = Callable[[str], AnyIssue | None]  # finds an issue by id, as stored or as drafted
 
-WAITING = (State.BACKLOG, State.READY)
+WAITING = _READY, _BACKLOG = (State.READY, State.BACKLOG)
 FINISHED = (State.DONE, State.REJECTED, State.ARCHIVED)
 NEW_GATE = {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""}  # dated when it is stored
 
@@ -58,7 +57,7 @@ def state_of(issue: AnyIssue, lookup: Lookup) -> State:
     """The effective state of an issue."""
     if issue.state not in WAITING:
         return issue.state
-    return State.BACKLOG if open_dependencies(issue, lookup) else State.READY
+    return _BACKLOG if issue.dependencies and open_dependencies(issue, lookup) else _READY
 
 
 def in_line(issue: Issue, lookup: Lookup) -> Issue:
@@ -336,42 +335,26 @@ class Broken(NamedTuple):
 
 
 _URGENCY = {priority: -priority.rank for priority in Priority}
-_Place = tuple[int, str, str, int, str]
+Place = tuple[int, str, str, int, str]
 
 
-class UrgencyOrder:
-    """The ids of issues: highest priority first, then least recently updated. So work that keeps failing moves behind
-    the rest of its priority each time. Issues of one batch keep the order of their ranks."""
-
-    def __init__(self, ranked: Iterable[tuple[AnyIssue, int]] = ()) -> None:
-        issues = list(ranked)
-        self._places = sorted(_place(issue, rank) for issue, rank in issues)
-        self.working = {issue.id for issue, _ in issues if issue.state is State.IN_PROGRESS}
-
-    def __iter__(self) -> Iterator[str]:
-        return (issue_id for *_, issue_id in self._places)
-
-    def copy(self) -> UrgencyOrder:
-        made = UrgencyOrder()
-        made._places, made.working = self._places.copy(), self.working.copy()
-        return made
-
-    def add(self, issue: AnyIssue, rank: int) -> None:
-        insort(self._places, _place(issue, rank))
-        if issue.state is State.IN_PROGRESS:
-            self.working.add(issue.id)
-
-    def remove(self, issue: AnyIssue, rank: int) -> None:
-        """Remove an issue that was added with this rank."""
-        place = _place(issue, rank)
-        at = bisect_left(self._places, place)
-        assert self._places[at] == place
-        del self._places[at]
-        self.working.discard(issue.id)
-
-
-def _place(issue: AnyIssue, rank: int) -> _Place:
+def place_of(issue: AnyIssue, rank: int) -> Place:
+    """The place of an issue in the queue: highest priority first, then least recently updated. So work that keeps
+    failing moves behind the rest of its priority each time. Issues of one batch keep the order of their ranks."""
     return (_URGENCY[issue.priority], issue.updated_at or issue.created_at, issue.created_at, rank, issue.id)
+
+
+def is_notable(issue: AnyIssue) -> bool:
+    """Whether an unfinished issue is in progress, gated, or has a failed gate."""
+    return issue.state not in FINISHED and (issue.state not in WAITING or bool(issue.failed_gates()))
+
+
+class Order(Protocol):
+    """The unfinished issues by urgency; the notable ones, in any order; those that depend on others, in their order."""
+
+    def queue(self) -> Iterator[Any]: ...
+    def notable(self) -> Iterator[Any]: ...
+    def dependent(self) -> Iterator[Any]: ...
 
 
 class IssueSet(Generic[Listed]):
@@ -388,16 +371,16 @@ class IssueSet(Generic[Listed]):
         claims: Callable[[list[str]], Mapping[str, ClaimRecord | Broken | None]],
         lookup: Callable[[str], Listed | None] | None = None,
         text: Callable[[str], str] | None = None,
-        order: Callable[[], UrgencyOrder] | None = None,
+        order: Order | None = None,
     ) -> None:
         """`claims` reads the claims of issues. `lookup` finds issues that are not among these, too; `text` is the text
-        of an issue for searches. `order` has at least the unfinished ones."""
+        of an issue for searches. `order` has the unfinished ones."""
         self.issues = issues
         self.broken_issues = broken or {}
         self.moment = moment
         self.lookup: Callable[[str], Listed | None] = lookup or issues.get
         self._text = text
-        self._order = order or self._sorted
+        self._order = order
         self._read_claims = claims
         self._claims: Mapping[str, ClaimRecord | Broken | None] | None = None
         self._broken_claims: list[Broken] = []
@@ -421,6 +404,13 @@ class IssueSet(Generic[Listed]):
     def state(self, issue: AnyIssue) -> State:
         return state_of(issue, self.lookup)
 
+    def with_states(self, issues: Iterable[Listed]) -> Iterator[tuple[Listed, State]]:
+        """Many issues with their states."""
+        lookup = self.lookup
+        for each in issues:
+            derived = each.dependencies or each.state is _BACKLOG
+            yield each, state_of(each, lookup) if derived else each.state
+
     def text(self, issue: AnyIssue) -> str:
         """The text in which words are searched."""
         if self._text is not None:
@@ -431,7 +421,7 @@ class IssueSet(Generic[Listed]):
         """The claim of an issue in progress; None also if it cannot be read, which never counts as expired. The first
         call reads the claims of all."""
         if self._claims is None:
-            self._claims = self._read_claims([each.id for each in self if each.state is State.IN_PROGRESS])
+            self._claims = self._read_claims([each.id for each in self.working()])
         found = self._claims.get(issue.id)
         return None if isinstance(found, Broken) else found
 
@@ -452,17 +442,33 @@ class IssueSet(Generic[Listed]):
 
     def by_urgency(self, assignee: str | None = None) -> Iterator[Listed]:
         """The same, one at a time, as they are asked for."""
-        found = filter(None, map(self.issues.get, self._order()))
+        found = self._sorted() if self._order is None else self._order.queue()
         return (issue for issue in found if self.is_available(issue, assignee))
 
     def working(self) -> Iterator[Listed]:
         """The issues in progress, in any order."""
-        return filter(None, map(self.issues.get, self._order().working))
+        return (issue for issue in self.notable() if issue.state is State.IN_PROGRESS)
 
-    def _sorted(self) -> UrgencyOrder:
-        return UrgencyOrder((issue, rank) for rank, issue in enumerate(self) if issue.state not in FINISHED)
+    def notable(self) -> Iterator[Listed]:
+        """The notable issues, in any order."""
+        return filter(is_notable, self) if self._order is None else self._order.notable()
+
+    def _sorted(self) -> list[Listed]:
+        rank = {issue.id: place_of(issue, at) for at, issue in enumerate(self) if issue.state not in FINISHED}
+        return [self.issues[each] for each in sorted(rank, key=rank.__getitem__)]
+
+    def waiting(self) -> list[Listed]:
+        """The issues that wait for others; none if one does not."""
+        found: list[Listed] = []
+        for issue in self._sorted() if self._order is None else self._order.queue():
+            if issue.state in WAITING:
+                if not open_dependencies(issue, self.lookup):
+                    return []
+                found.append(issue)
+        return found
 
     def blocked(self) -> list[tuple[Listed, list[str]]]:
         """The waiting issues, each with its open dependencies."""
-        waiting = ((issue, open_dependencies(issue, self.lookup)) for issue in self)
+        found = self if self._order is None else self._order.dependent()
+        waiting = ((issue, open_dependencies(issue, self.lookup)) for issue in found)
         return [(issue, on) for issue, on in waiting if on and issue.state not in FINISHED]

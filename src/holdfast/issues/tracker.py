@@ -422,7 +422,7 @@ class Query(NamedTuple):
             (not self.states or state in self.states)
             and (not self.priorities or issue.priority in self.priorities)
             and (self.assignee is None or issue.assignee == self.assignee)
-            and all(_has_label(issue, label) for label in self.labels)
+            and (not self.labels or all(_has_label(issue, label) for label in self.labels))
         )
 
     @property
@@ -431,11 +431,11 @@ class Query(NamedTuple):
         return not self.states or any(each in rules.FINISHED for each in self.states)
 
 
-def find(seen: IssueSet[Listed], query: Query) -> list[Listed]:
+def find(seen: IssueSet[Listed], query: Query) -> Iterator[Listed]:
     """The matching issues, in order of creation."""
-    found = [issue for issue in seen if query.fits(issue, seen.state(issue))]
+    found = (issue for issue, state in seen.with_states(seen) if query.fits(issue, state))
     words = [each.casefold() for each in query.words]
-    return [issue for issue in found if _has_words(issue.id, seen.text(issue), words)] if words else found
+    return (issue for issue in found if _has_words(issue.id, seen.text(issue), words)) if words else found
 
 
 def _has_label(issue: AnyIssue, wanted: str) -> bool:

@@ -118,13 +118,14 @@ def read_landings(repository: Repository) -> LandingQueues:
 
 
 def read_issues(root: Path, address: str | None, *, in_full: bool) -> IssueSet[Issue] | IssueSet[IssueSummary]:
-    """All issues of a repository's tracker; raises `NotInitialised` if it has none. Claims are not read."""
+    """All issues of a repository's tracker; unless `in_full`, perhaps only summaries of the unfinished ones. Raises
+    `NotInitialised` if it has no tracker. Claims are not read."""
     place = tracker_of(root)
     with contextlib.closing(open_store(place, address)) as store:
         reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew)
         if not in_full:
             with contextlib.suppress(IndexUnusable):
-                return projection_of(store, place).look(reading, finished=True)
+                return projection_of(store, place).look(reading, finished=False)
         return take_snapshot(store, reading)
 
 
@@ -198,9 +199,7 @@ def _command(holding: Holding) -> str:
 
 
 def _gates(situation: Situation) -> Iterator[Attention]:
-    for issue in situation.issues or ():
-        if issue.state in rules.FINISHED:
-            continue
+    for issue in () if situation.issues is None else situation.issues.notable():
         if failed := issue.failed_gates():
             names = ", ".join(failed)
             message = f"{issue.id[:8]} {issue.title}: {names} failed"
@@ -250,8 +249,7 @@ def _queues(situation: Situation) -> Iterator[Attention]:
     issues = situation.issues
     if issues is None:
         return
-    waiting = [each for each in issues if each.state in rules.WAITING]
-    moving = any(each.state not in (*rules.WAITING, *rules.FINISHED) for each in issues)
-    if waiting and not moving and all(rules.open_dependencies(each, issues.lookup) for each in waiting):
+    waiting = () if any(each.state not in rules.WAITING for each in issues.notable()) else issues.waiting()
+    if waiting:
         message = f"no issue can be claimed: all {len(waiting)} that are left wait for others"
         yield Attention("queue", "issues", message, "holdfast blocked")

@@ -250,7 +250,7 @@ def _claimed(
             yield _Claimed(issue_id, issue if isinstance(issue, Issue) else None, record, now)
         return
     now = reading.at(store.now()) if seen is issues else seen.moment
-    working = {each.id: each for each in seen if each.state in (State.IN_PROGRESS, State.GATED)}
+    working = {each.id: each for each in seen.notable() if each.state in (State.IN_PROGRESS, State.GATED)}
     for issue_id, claims in read_claims(store, sorted({*working, *seen.broken_issues})).items():
         yield _Claimed(issue_id, working.get(issue_id), claims, now)
 
