@@ -28,7 +28,7 @@ from holdfast.store.etcd_gateway import encoded, end_of
 from holdfast.store.model import Create, Decision, Key, Replace
 from holdfast.store.open import open_address
 from holdfast.store.served import ServedStore
-from proof.effort import rounds, tried
+from proof.effort import SEED, rounds, tried
 from tests.issues.trackers import create_issues, events_of, tracker_on
 from tests.locks.workers import Line, Workers
 
@@ -114,8 +114,8 @@ def finish(tracker: Tracker, claimed: Claimed) -> None:
 
 @pytest.mark.parametrize("assignee", ["agent:me", 'agent:mé"', "agent:nobody"])
 def test_the_server_picks_in_the_order_of_the_rules(tracker: Tracker, assignee: str) -> None:
-    chance = random.Random(rounds(1000))
-    write(tracker, *(planted(chance, number) for number in range(60)))
+    chance = random.Random(f"{SEED} {assignee}")
+    write(tracker, *(planted(chance, number) for number in range(rounds(300, least=60))))
     create_issues(tracker, *"abc")  # of one batch: equal but for their ids
     (base,) = create_issues(tracker, "base")
     late = Issue(id="late", title="l", priority=Priority.CRITICAL, dependencies=(base,))  # nobody has settled it
@@ -125,7 +125,7 @@ def test_the_server_picks_in_the_order_of_the_rules(tracker: Tracker, assignee: 
     while (claimed := picked(tracker, assignee=assignee)) is not None:
         found.append(claimed.issue.id)
         finish(tracker, claimed)
-    assert len(wanted) >= 20
+    assert len(wanted) >= 10
     assert found == wanted
     last = tracker.claims.claim_next(tracker.claims.request(assignee))
     assert last is not None

@@ -59,13 +59,19 @@ def land_and_die(pair: Pair, number: int, plant: Callable[[], object]) -> None:
     pair.land()
 
 
-def survive_kills(project: Project, branch: str, plant: Callable[[], object] = lambda: None, **how: Any) -> None:
-    """Kill a lander at some of its steps, or at each; after each kill, another one finishes."""
+def survive_kills(
+    project: Project, branch: str, plant: Callable[[], object] = lambda: None, *, undone: bool = False, **how: Any
+) -> None:
+    """Kill a lander at some of its steps, or at each; after each kill, another one finishes. With `undone`, a person
+    undoes what has landed before that."""
     total = steps_of(Pair(project, 0, branch, **how).land, project.root)
     for number in effort.chosen(range(1, total + 1), least=4, salt=branch):
-        pair = Pair(project, number, branch, **how)
+        pair, before = Pair(project, number, branch, **how), project.tip(branch)
         assert ended(forked(partial(land_and_die, pair, number, plant))) in (0, -9)
         project.end_lease(branch)
+        if undone and project.tip(branch) != before:
+            words = ("commit-tree", "-p", project.tip(branch), "-m", "undo", f"{before}^{{tree}}")
+            git("update-ref", f"refs/heads/{branch}", git(*words, at=project.top), at=project.top)
         project.landings().work_off()
         pair.require_landed(number)
         project.verdict(edits=EDIT)
@@ -346,9 +352,13 @@ def test_an_issue_that_is_finished_before_the_branch_moves_is_found(
         survive_kills(project, "integration", finishes_before_the_branch_moves)
 
 
+def test_what_a_person_has_undone_after_a_kill_does_not_land_again(project: Project) -> None:
+    survive_kills(project, "integration", undone=True, style=LandingStyle.SQUASH)
+
+
 @pytest.mark.long
 def test_a_double_landing_is_found(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     all_points(monkeypatch)
     forgets_that_the_branch_has_moved(monkeypatch)
     with pytest.raises(AssertionError):
-        survive_kills(project, "integration", style=LandingStyle.SQUASH)
+        survive_kills(project, "integration", undone=True, style=LandingStyle.SQUASH)
