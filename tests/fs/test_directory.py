@@ -16,8 +16,10 @@ import pytest
 from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, chosen, make_directories, move, rename, status_at
+from holdfast.trees.scan import scan_directory
 from tests.locks.workers import Line, Workers
 from tests.support.descriptors import open_descriptors
+from tests.support.loop_mounts import LoopMount
 
 if sys.platform == "win32":
     pytest.skip("Windows has no lookups relative to an open directory", allow_module_level=True)
@@ -179,6 +181,20 @@ def test_no_descriptor_is_leaked_on_success_or_failure(top: Path) -> None:
     root.close()
 
     assert open_descriptors() - before == set()
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_what_was_created_since_a_directory_was_opened_is_listed(
+    loop_mount: Callable[[str], LoopMount], kind: str
+) -> None:
+    """Also after an earlier listing, and with the calls that list trees."""
+    with Directory.open(loop_mount(kind).path) as top:
+        top.make("new")
+        with top.enter("new") as new:
+            for number in range(1, 4):
+                durable.create_in(new, f"{number}", b"")
+                assert new.fd is not None
+                assert len(new.names()) == len(calls.listdir(new.fd)) == len(scan_directory(new.fd).names) == number
 
 
 def test_descriptors_are_not_inherited_by_child_programs(top: Path) -> None:

@@ -34,13 +34,25 @@ replace = os.replace
 unlink = os.unlink
 mkdir = os.mkdir
 rmdir = os.rmdir
-scandir = os.scandir
-listdir = os.listdir
 chdir = os.chdir
 readlink = os.readlink
 realpath = os.path.realpath
 symlink = os.symlink
 utime = os.utime
+
+if TYPE_CHECKING:
+    scandir, listdir = os.scandir, os.listdir
+else:
+    # btrfs lists what a directory had when its descriptor was opened or rewound, not what was created since.
+    def scandir(place):
+        if type(place) is int:
+            os.lseek(place, 0, os.SEEK_SET)
+        return os.scandir(place)
+
+    def listdir(place):
+        if type(place) is int:
+            os.lseek(place, 0, os.SEEK_SET)
+        return os.listdir(place)
 
 
 def _unsupported(*_: object, **__: object) -> Any:
