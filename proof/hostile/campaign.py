@@ -258,8 +258,8 @@ def mutations(campaign: Campaign, seed: object, numbers: range) -> Iterator[Case
                 try:
                     is_directory = stat.S_ISDIR(os.lstat(where).st_mode)
                     (damage.mutate_directory if is_directory else damage.mutate_file)(where, victim, dice)
-                except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError):
-                    continue  # an earlier mutation has removed it, or closed what it is in
+                except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError):
+                    continue  # an earlier mutation has removed it, or closed it or what it is in
 
         yield Case(number, ", ".join(spoiled), spoil, chance.sample(lines, COMMANDS_PER_REPOSITORY))
 
