@@ -46,6 +46,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and kills
 AGENTS = [f"a{number}" for number in range(8)]
 STEPS = 3  # of an agent in a round, unless it is killed
 ERRANDS = 3  # of the person in a round
+ROUNDS_IN_ONE = 20  # repository: each verdict examines every snapshot
 LONGEST_LIFE = 1.2  # seconds until a kill
 
 
@@ -105,12 +106,13 @@ def pruning_excluded(path: Path, *, shared: bool) -> Iterator[int]:
 class Storm:
     """A checkout that was adopted, its agents and its person."""
 
-    def __init__(self, directory: Path, seed: str) -> None:
+    def __init__(self, directory: Path, seed: str, done: Counter[str] | None = None) -> None:
+        directory.mkdir(exist_ok=True)
         self.chance = random.Random(seed)
         self.top = directory / "project"
         self.pruning, self.pruned = directory / "pruning.lock", directory / "pruned"
         self.notes = {name: Notes(directory / f"{name}.notes") for name in [*AGENTS, MAIN, "watcher"]}
-        self.done: Counter[str] = Counter()
+        self.done: Counter[str] = Counter() if done is None else done
         self.checked: defaultdict[str, int] = defaultdict(int)
         git("init", "-q", "-b", "trunk", self.top)
         for setting in ("user.name=person", "user.email=person@example", "gc.auto=0", "core.fsync=none"):
@@ -353,11 +355,16 @@ def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_eight_agents_and_a_person_lose_nothing(scratch: Path, record_property: Callable[[str, object], None]) -> None:
-    storm = Storm(scratch, f"{effort.SEED}")
-    for number in effort.until(lambda: all(storm.done[each] for each in ("killed", "commit", "snapshot")), 200):
-        storm.round(number)
-    storm.judge_all()
-    record_property("storm", dict(storm.done))
+    done: Counter[str] = Counter()
+    storms: list[Storm] = []
+    for number in effort.until(lambda: all(done[each] for each in ("killed", "commit", "snapshot")), 200):
+        if number % ROUNDS_IN_ONE == 0:
+            storms.append(Storm(scratch / f"{number}", f"{effort.SEED} {number}", done))
+        storms[-1].round(number)
+        if number % ROUNDS_IN_ONE == ROUNDS_IN_ONE - 1:
+            storms[-1].judge_all()
+    storms[-1].judge_all()
+    record_property("storm", dict(done))
 
 
 # --- Planted bugs, which the storm must find -----------------------------------------------------------
