@@ -278,6 +278,30 @@ def test_a_deleted_issue_that_others_depend_on_has_its_place_by_age(scratch: Pat
 
 
 @pytest.mark.usefixtures("saved_often")
+def test_a_finished_issue_that_changes_again_is_not_remembered_as_it_was(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of finished issues is written again; that of unfinished ones has those that they depend on."""
+    monkeypatch.setattr(projection, "_MOST_CHANGED", 4)
+    monkeypatch.setattr(stat_cache, "RECENT", -60_000_000_000)  # reads only what has changed, as on a server
+    tracker = opened(FileStore(scratch), scratch)
+    tracker.initialise()
+    others = [each.issue.id for each in tracker.create_all([NewIssue(title=str(each)) for each in range(8)])]
+    needed = tracker.create(NewIssue(title="needed")).id
+    waiting = tracker.create(NewIssue(title="waiting", depends_on=(needed,))).id
+    for each in (needed, *others):
+        tracker.update(each, Update(state=State.DONE))
+    tracker.update(waiting, Update(state=State.IN_PROGRESS))
+    assert opened(FileStore(scratch), scratch).summaries(finished=False).blocked() == []
+    tracker.update(needed, Update(state=State.REJECTED))
+    for each in others:
+        tracker.update(each, Update(title="changed again"))
+    tracker.summaries(finished=True)  # writes the file of finished issues
+    found = opened(FileStore(scratch), scratch).summaries(finished=False)
+    assert [(each.id, on) for each, on in found.blocked()] == [(waiting, [needed])]
+
+
+@pytest.mark.usefixtures("saved_often")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_in_files_the_projection_never_differs_from_a_full_read(scratch: Path, seed: int) -> None:

@@ -496,7 +496,7 @@ class SummaryState:
             self.decode_rest()
             sections = [*self.closed.encoded(), _encode(self.texts)]
             self.changed, self._sizes[1], files[_REST] = set(), _sizes(sections), b"".join(sections)
-        if not self._sizes[0] or self.open.has_changed_much:
+        if not self._sizes[0] or self.open.has_changed_much or files:  # its finished issues may be out of date, too
             self.open.save()
             near = list(self._needed(self.open.by_id.values(), self.open.by_id).values())
             sections = [*map(bytes, self.open.sections), *(near_sections := SavedRows.encoded(near))]
