@@ -95,3 +95,14 @@ def test_reflinks_are_detected_where_supported(
     assert found.reflink is reflink
     assert found.rename_exchange
     assert found.troubles() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [("ext4", (), True), ("ext4", ("-O", "^has_journal"), False), ("xfs", (), True), ("btrfs", (), False)],
+    ids=["ext4", "ext4 without a journal", "xfs", "btrfs"],
+)
+def test_a_filesystem_keeps_the_order_of_names_if_it_has_a_journal(
+    loop_mount: Callable[..., LoopMount], kind: str, options: tuple[str, ...], expected: bool
+) -> None:
+    assert mounts.keeps_order(loop_mount(kind, *options).path) is expected

@@ -69,11 +69,12 @@ def run(*command: str) -> None:
 
 
 @pytest.fixture
-def loop_mount(scratch: Path) -> Iterator[Callable[[str], LoopMount]]:
-    """Create and mount a file system of a given kind; all are unmounted at the end of the test."""
+def loop_mount(scratch: Path) -> Iterator[Callable[..., LoopMount]]:
+    """Create and mount a file system of a given kind, with options of its `mkfs`; all are unmounted at the end of the
+    test."""
     mounted: list[LoopMount] = []
 
-    def make(kind: str) -> LoopMount:
+    def make(kind: str, *options: str) -> LoopMount:
         if sys.platform == "win32" or os.getuid() != 0:
             pytest.skip(f"needs root to mount {kind} through a loop device")
         made = LoopMount(scratch / f"{kind}.img", scratch / kind)
@@ -81,7 +82,7 @@ def loop_mount(scratch: Path) -> Iterator[Callable[[str], LoopMount]]:
         with made.image.open("wb") as file:
             file.truncate(_SIZE)
         try:
-            run(f"mkfs.{kind}", "-q", str(made.image))
+            run(f"mkfs.{kind}", "-q", *options, str(made.image))
             made.mount()
         except FileNotFoundError as error:
             pytest.skip(f"{error.filename} is not installed")

@@ -18,8 +18,6 @@ _NETWORK = frozenset(
     "smbfs webdav".split()
 )
 
-_JOURNALED = frozenset(("ext3", "ext4", "xfs"))
-
 
 class _Mount(NamedTuple):
     device: str
@@ -35,7 +33,18 @@ def is_network(kind: str) -> bool:
 def keeps_order(directory: str | os.PathLike[str]) -> bool:
     """Whether a power cut that leaves a new name in a directory also leaves those that were made there before: its
     filesystem has one journal, for all names. (btrfs logs some files ahead of others.)"""
-    return filesystem_kind(directory) in _JOURNALED
+    kind = filesystem_kind(directory)
+    return kind == "xfs" or (kind in ("ext3", "ext4") and _has_journal(directory))
+
+
+def _has_journal(directory: str | os.PathLike[str]) -> bool:
+    """Whether an ext filesystem certainly has a journal of its own. Images of virtual machines are often made without
+    one."""
+    try:
+        device = os.path.basename(calls.readlink(f"/sys/dev/block/{device_number(calls.stat(directory).st_dev)}"))
+    except OSError:
+        return False
+    return calls.exists(f"/proc/fs/jbd2/{device}-8")
 
 
 def filesystem_kind(path: str | os.PathLike[str]) -> str:
