@@ -270,7 +270,7 @@ def test_no_issue_is_claimed_twice_and_claims_rarely_meet(tracker: Tracker, url:
     for done, _ in answers:  # each process: no urgent issue after another one
         kinds = [issue_id in urgent for _, issue_id in done]
         assert kinds == sorted(kinds, reverse=True)
-    assert sum(conflicts for _, conflicts in answers) <= 0.5 * count + 16
+    assert sum(conflicts for _, conflicts in answers) < 2 * count  # without turns, it is about seven for each claim
     tried["claims by eight processes"] += count
 
 

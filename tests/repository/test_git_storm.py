@@ -412,6 +412,7 @@ def test_a_planted_bug_is_found(
 ) -> None:
     storm = Storm(scratch, f"{effort.SEED}")
     monkeypatch.setattr(place, bug)
-    with pytest.raises(AssertionError, match=r"changed|failed|lost|damaged|overwritten|fsck|missing"):  # noqa: PT012
+    symptoms = r"changed|failed|lost|damaged|overwritten|fsck|missing|already exists"
+    with pytest.raises(AssertionError, match=symptoms):  # noqa: PT012
         for number in range(10):
             storm.round(number)

@@ -121,7 +121,8 @@ def test_packets_between_two_machines_are_dropped_in_one_direction_or_in_both(
 @pytest.mark.parametrize("lost", ["answers", "requests"])
 def test_an_unknown_outcome_is_found_by_commit_id(filtered_network: Network, site: Site, lost: str) -> None:
     """A commit is sent, and its outcome is unknown when the client gives up: it may or may not have reached the
-    server. The client learns which as soon as the network works again."""
+    server. The client learns which as soon as the network works again. A lost request may still arrive then: the
+    client's system repeats it, even after the client has given up."""
     client = site.clients[0]
     lose = site.lose_answers if lost == "answers" else site.lose_requests
 
@@ -150,11 +151,12 @@ def test_an_unknown_outcome_is_found_by_commit_id(filtered_network: Network, sit
         lose(client)
         commit_id = worker.ask("send it")
         site.network.mend()
-        assert worker.ask("the way is free") is (lost == "answers")
+        was_made = worker.ask("the way is free")
+    assert was_made or lost == "requests"
     with site.opened_from_outside() as store:
         written = [each.record.text for each in store.entries(EVENTS)]
-        assert written == (["before", "it"] if lost == "answers" else ["before"])
-        assert store.was_made(commit_id) is (lost == "answers")
+        assert written == (["before", "it"] if was_made else ["before"])
+        assert store.was_made(commit_id) is was_made
 
 
 def test_a_client_that_treats_unknown_as_failed_is_found(filtered_network: Network, site: Site, tmp_path: Path) -> None:
