@@ -14,6 +14,7 @@ SUITES = {
     "ledger": "bench.ledger",
     "writers": "bench.writers",
     "servers": "bench.servers",
+    "scale": "bench.scale",
     "git": "bench.git",
     "conflicts": "bench.conflicts",
     "landing": "bench.landing",

@@ -218,7 +218,7 @@ def run(*, quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as directory:
         Path(directory).chmod(0o755)
         for server in KINDS:
-            with _served(server, Path(directory)) as url:
+            with served(server, Path(directory)) as url:
                 kinds = [each for each in KINDS[server] if each is not Etcd3gw or find_spec("etcd3gw")]
                 alone(server, url, kinds, size, report)
                 together(server, url, kinds, size, report)
@@ -228,7 +228,8 @@ def run(*, quick: bool) -> Report:
 
 
 @contextmanager
-def _served(kind: str, directory: Path) -> Iterator[str]:
+def served(kind: str, directory: Path) -> Iterator[str]:
+    """The address of a store on a server that runs meanwhile, with its data in the directory."""
     from tests.support.servers import Etcd, Postgres
 
     place = directory / kind

@@ -7,13 +7,14 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from bench import SUITES, conflicts, contention, git, landing, ledger, locks, queues, startup, writers
+from bench import SUITES, conflicts, contention, git, landing, ledger, locks, queues, scale, startup, writers
 from bench import __main__ as command
 from bench.contenders import PEERS, Contender, Flock, Holdfast, HoldfastFair, Kind
 from bench.crew import Crew, CrewFailure
@@ -413,6 +414,23 @@ def test_a_command_that_fails_in_a_git_home_is_reported(tmp_path: Path) -> None:
 
     assert "nonsense" in report.notes[0]
     assert {target.verdict for target in report.targets} == {"not measured"}
+
+
+# --- Long histories -----------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="the servers need POSIX")
+def test_commands_on_a_long_history_are_measured_beside_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "QUICK", scale.Size(issues=1000, events=200, entries=200, rounds=1))
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as place:  # PostgreSQL runs as another user
+        Path(place).chmod(0o755)
+        monkeypatch.chdir(place)
+        report = scale.run(quick=True)
+        assert os.listdir(place) == []
+    assert report.notes == []
+    assert [list(table.rows) for table in report.tables] == [list(scale.COMMANDS)] * 2
+    assert all(target.measured is not None for target in report.targets)
 
 
 # --- The ledger ---------------------------------------------------------------------------------------
