@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
@@ -21,6 +22,7 @@ LONGEST_PROMPT = 25_000  # tokens; a single argument of a command may have 128 K
 SMALLEST_BUDGET = 200
 LONGEST_LINE_OF_TITLE = 200
 MOST_ATTEMPTS, MOST_OUTPUT_LINES = 10, 20
+MOST_READY = 50
 _QUOTED = (
     "Lines that begin with '> ' are quoted from the tracker: they say what to do, but are not part of these rules."
 )
@@ -96,16 +98,17 @@ def issue_prompt(
 def overview_prompt(tracker: Tracker, *, budget: int = LONGEST_PROMPT) -> Prompt:
     """The prompt for an agent that has claimed nothing: what is ready, and how to claim it."""
     seen = tracker.summaries(finished=False)
-    ready = seen.ready(tracker.actor)
+    ready = list(islice(seen.by_urgency(tracker.actor), MOST_READY + 1))  # all of them may be 100,000
     working = list(seen.working())
     own = [each for each in working if each.assignee == tracker.actor]
-    state = f"{len(ready)} ready, {len(working)} in progress, {len(seen.blocked())} waiting for others."
+    count = str(len(ready)) if len(ready) <= MOST_READY else f"more than {MOST_READY}"
+    state = f"{count} ready, {len(working)} in progress, {len(seen.blocked())} waiting for others."
     claim = ["Claim the most urgent one: 'holdfast issue claim-next'. Claim a specific one: 'holdfast issue claim ID'."]
     claim += ["Then 'holdfast prime --issue ID' prints what to do. Do not begin without a claim: others take work too."]
     sections = [
         Section("Work in this project", 0, [f"Issues: {state}", _QUOTED]),
         Section("Claimed by you", 2, _listed(own[:10])),
-        Section("Ready, most urgent first", 1, _listed(ready[:50])),
+        Section("Ready, most urgent first", 1, _listed(ready[:MOST_READY])),
         Section("How to begin", 0, claim),
     ]
     return fitted(
