@@ -95,24 +95,15 @@ def replace_in(directory: Directory, name: str, content: bytes, *, mode: int | N
     sync_names(directory, name)  # 3. the new name survives a power cut
 
 
-def append_in(
-    directory: Directory,
-    name: str,
-    *records: bytes,
-    at: int | None = None,
-    unlock: Callable[[], object] | None = None,
-) -> Appended:
-    """Add each record as one line to the file `name`, whose lock the caller holds.
+def append_in(directory: Directory, name: str, record: bytes, *, at: int | None = None) -> Appended:
+    """Add `record` as one line to the file `name`, whose lock the caller holds.
 
     A line exists once it has its newline: readers ignore the bytes after the last one, and an append cuts off and
     returns a tail that a crash has torn. A tail that is a whole record is kept: another program ended its file there,
     and only its newline is missing. Commit point: the sync. A failed write is undone. With `at`, the lines must
     end exactly there. A file with a line has a durable name, because only this function makes lines.
-
-    `unlock` is called between writing and syncing, so that others append meanwhile. From then on, a failure is not
-    undone: the caller must be able to write the lines again.
     """
-    if any(b"\n" in each for each in records):
+    if b"\n" in record:
         raise Refused(f"cannot append to {directory.where(name)}: the record contains a line break")
     flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC
     fd = _open(directory, name, flags, action="append to")
@@ -120,26 +111,21 @@ def append_in(
         with failing_to("read", directory.where(name)):
             _require_regular(fd, directory.where(name))
             end, torn = _end_of_lines(fd, directory.where(name))  # 1. where the last whole line ends
-        lines, offset = b"".join(each + b"\n" for each in records), end
-        if torn != records[0] and _is_record(torn):
-            end, torn, lines, offset = end + len(torn), b"", b"\n" + lines, end + len(torn) + 1
+        line, offset = record + b"\n", end
+        if torn != record and _is_record(torn):
+            end, torn, line, offset = end + len(torn), b"", b"\n" + line, end + len(torn) + 1
         if at is not None and offset != at:
             raise Corrupt(f"{directory.where(name)} ends at {offset}, not at {at}", path=directory.where(name))
-        may_undo = True
         try:
             if end == 0:
                 sync_names(directory, name)  # 2. the name survives a power cut
             if torn:
                 calls.ftruncate(fd, end)  # 3. cut off a torn tail
             calls.lseek(fd, end, os.SEEK_SET)
-            write_all(fd, lines)  # 4. the lines
-            if unlock is not None:
-                may_undo = False
-                unlock()
+            write_all(fd, line)  # 4. the line
             calls.fsync(fd)  # 5. commit point
         except BaseException as error:
-            if may_undo:
-                _cut_back(fd, end, directory.where(name))
+            _cut_back(fd, end, directory.where(name))
             if isinstance(error, OSError):
                 raise io_failure("append to", directory.where(name), error) from error
             raise

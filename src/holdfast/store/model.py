@@ -261,7 +261,7 @@ class Stream(_Named[Record]):
     """The name of an append-only sequence of records, such as `jit/events`. If it has a `head`, every commit that
     appends to it also copies the last record to that document, so that a loss at the end of the stream is noticed.
 
-    A store may keep a record *loose* first and seal it into the stream later, so that commits with nothing else in
+    A server may keep a record *loose* first and seal it into the stream later, so that commits with nothing else in
     common do not wait for each other. `chain` turns loose records into entries; without it, no record is loose."""
 
     __slots__ = ("chain", "head")
@@ -426,8 +426,7 @@ class Decision(NamedTuple, Generic[Result]):
 
 
 class Commit(NamedTuple, Generic[Result]):
-    """A committed transaction: its id, the store's time, the positions of its appends, its result. A loose record has
-    the position 0 as long as it is not known."""
+    """A committed transaction: its id, the store's time, the positions of its appends, its result."""
 
     id: str
     at: float

@@ -34,15 +34,13 @@ from holdfast.store.intents import (
     Step,
     StepTarget,
     digest,
-    lines_of,
     name_draft,
     numbered,
     publish_all,
     read_if_exists,
-    together,
 )
 from holdfast.store.layout import SHARED, Kind, Location, OpenDirectories
-from holdfast.store.lines import Waiting, find_waiting, published_lines
+from holdfast.store.lines import MOVED, Waiting, find_waiting, moved_name, published_lines
 from holdfast.store.merge import Path, merged
 
 _EVENTS = "jit/events"
@@ -62,8 +60,9 @@ class Resolution(NamedTuple):
 class Recovery:
     """Finishes one intent. The caller holds the document locks of everything that it touches."""
 
-    def __init__(self, intents: Intents, opened: OpenDirectories, now: float) -> None:
+    def __init__(self, intents: Intents, root: Directory, opened: OpenDirectories, now: float) -> None:
         self._intents = intents
+        self._root = root
         self._opened = opened
         self._now = now
         self._events: dict[str, bytes] = {}  # of conflicts, by id
@@ -79,13 +78,17 @@ class Recovery:
 
     def _prepared(self, intent: Intent) -> Iterator[Prepared]:
         numbers: dict[str, int] = {}
-        for targets in together(self._intents.targets(intent, self._opened)):
-            if targets[0].location.kind is Kind.DOCUMENT:
-                yield self._document(targets[0])
-            elif targets[0].location.kind is Kind.NUMBERED:
-                yield numbered(targets[0], numbers)
+        lines: dict[str, list[StepTarget]] = {}
+        for target in self._intents.targets(intent, self._opened):
+            if target.location.kind is Kind.DOCUMENT:
+                yield self._document(target)
+            elif target.location.kind is Kind.NUMBERED:
+                yield numbered(target, numbers)
+            elif target.step.name in lines:
+                lines[target.step.name].append(target)
             else:
-                yield Prepared(None, partial(self.write_lines, targets))
+                targets = lines[target.step.name] = [target]
+                yield Prepared(None, partial(self._write_lines, targets))
 
     def _document(self, target: StepTarget) -> Prepared:
         directory, file = target.directory, target.location.file
@@ -135,23 +138,26 @@ class Recovery:
         else:
             self._keeps_intent = True
 
-    def write_lines(self, targets: Sequence[StepTarget]) -> None:
-        """Append the lines of one stream that it does not have yet to its current end. The caller holds its lock."""
+    def _write_lines(self, targets: Sequence[StepTarget]) -> None:
+        """Append the lines that their stream does not have yet to its current end."""
         directory, location, first, _ = targets[0]
-        waiting = find_waiting(directory, location, first.at, lines_of(targets))
+        waiting = find_waiting(directory, location, [(each.step.at, each.step.content.encode()) for each in targets])
         if waiting.start > first.at:  # a killed process may have written but not synced them
             done = durable.read_lines_in(directory, location.file, after=first.at, limit=waiting.start - first.at)
             _overwrite(directory, location, first.at, done)
         if waiting.lines and waiting.end > waiting.start and (torn := _torn(directory, location, waiting)):
             _overwrite(directory, location, waiting.start, b" " * torn)
-        if waiting.lines:
-            durable.append_in(directory, location.file, *waiting.lines)
+        if waiting.lines and waiting.end > waiting.start:
+            with self._root.beneath(MOVED, create=True) as moved:
+                durable.append_in(moved, moved_name(location), msgspec.json.encode(waiting._replace(lines=())))
+        for line in waiting.lines:
+            durable.append_in(directory, location.file, line)
         if location.name == _EVENTS and self._events:
             untold = {key.encode(): line for key, line in self._events.items()}
             for _, line in published_lines(directory, location, first.at):
                 untold = {key: each for key, each in untold.items() if key not in line}
-            if untold:
-                durable.append_in(directory, location.file, *untold.values())
+            for line in untold.values():
+                durable.append_in(directory, location.file, line)
 
 
 def outcome(intents: Intents, intent: Intent, step: Step, opened: OpenDirectories) -> bytes | None:

@@ -280,13 +280,11 @@ def plan(
     view: View,
     locations: Mapping[Key[Any] | Stream[Any], Location],
     contents: Mapping[str, bytes],
-    ends: Mapping[Stream[Any], int],
 ) -> list[Planned]:
     """The changes with their records encoded, in the order in which they were decided. `contents` holds the old content
-    of documents that other programs share, `ends` the ends of streams that the view does not have: their records may
-    be written later in the stream."""
+    of documents that other programs share."""
     planned: list[Planned] = []
-    ends = dict(ends)
+    ends: dict[Stream[Any], int] = {}
     for change in changes:
         if isinstance(change, Append):
             stream = change.stream
