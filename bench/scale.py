@@ -51,8 +51,8 @@ FULL = Size()
 QUICK = Size(issues=1000, events=2000, entries=2000, rounds=2)
 
 COMMANDS: dict[str, list[str]] = {
-    "ready": ["ready"],
-    "issue list": ["issue", "list"],
+    "ready": ["ready", "--limit", "20"],
+    "issue list": ["issue", "list", "--limit", "20"],
     "issue claim-next": ["issue", "claim-next"],
     "blocked": ["blocked"],
     "prime": ["prime", "--actor", "agent:idle"],
