@@ -22,6 +22,8 @@ from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.lock_file import LockFile
 from holdfast.locks.repo_lock import RepoLock, RepoLockInfo
 from holdfast.store.files import FileStore
+from holdfast.store.layout import Location
+from holdfast.store.lines import End, Waiting
 from holdfast.store.model import Append, Create, Decision, Key, Replace, Stream, StructCodec, View
 from proof.crash import Ending
 from proof.explore import Exploration, Result, explore
@@ -326,6 +328,94 @@ def test_a_deposit_and_its_event_are_committed_together() -> None:
     require_clean(explored, at_least=300)
 
 
+class Told(msgspec.Struct):
+    account: str
+    amount: int
+
+
+TOLD: Stream[Told] = Stream(
+    "jit/events", StructCodec(Told, pretty=False), chain=lambda _, records: [Append(TOLD, each) for each in records]
+)
+"""A stream that is locked only while a line is written."""
+
+
+def deposit_and_tell(key: Key[Account]) -> Task:
+    def decide(view: View, now: float) -> Decision[None]:
+        record = Account(amount(view, key) + 1)
+        return Decision([Replace(key, record), Append(TOLD, Told(key.name, record.amount))], None)
+
+    def deposit_one(directory: Path) -> None:
+        with FileStore(directory) as store:
+            store.transact([key, TOLD], decide)
+
+    return deposit_one
+
+
+def told(store: FileStore) -> list[tuple[str, int]]:
+    return [(entry.record.account, entry.record.amount) for entry in store.entries(TOLD)]
+
+
+def read_the_account_first(directory: Path) -> tuple[bool, bool]:
+    with FileStore(directory) as store:
+        document = store.read(A)
+        assert document is not None
+        return document.record.amount == 11, (A.name, 11) in told(store)
+
+
+def read_the_events_first(directory: Path) -> tuple[bool, bool]:
+    with FileStore(directory) as store:
+        is_told = (A.name, 11) in told(store)
+        document = store.read(A)
+        assert document is not None
+        return is_told, document.record.amount == 11
+
+
+def told_once(directory: Path, results: Sequence[Result]) -> None:
+    no_errors(results)
+    with FileStore(directory) as store:
+        lines = told(store)
+        amounts = {key: store.read(key) for key in (A, B)}
+    for key, document in amounts.items():
+        assert document is not None
+        expected = [(key.name, each) for each in range(11, document.record.amount + 1)]
+        assert [each for each in lines if each[0] == key.name] == expected, f"{lines}, but {document.record.amount}"
+    for each in (deposit_and_tell(A), deposit_and_tell(B)):
+        each(directory)
+    assert (directory / ".jit/events.jsonl").read_bytes().count(b"\n") == len(lines) + 2
+    assert not list((directory / ".holdfast/intents").glob("[!.]*"))
+
+
+@pytest.mark.parametrize("other", [A, B], ids=["the same account", "another account"])
+@pytest.mark.parametrize(("kills", "at_least"), [(0, 30), pytest.param(1, 200, marks=pytest.mark.long)])
+@pytest.mark.sampled(1)
+def test_deposits_and_their_late_events_are_committed_together(
+    other: Key[Account], kills: int, at_least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.files._PAUSES", ())
+    tasks = [deposit_and_tell(A), deposit_and_tell(other)]
+    explored = explore(tasks, prepare=accounts, check=told_once, kills=kills, names=calls.CHANGING)
+
+    require_clean(explored, at_least=at_least)
+
+
+def seen_whole(directory: Path, results: Sequence[Result]) -> None:
+    told_once(directory, results)
+    assert results[1].killed or results[1].value != (True, False), "the deposit or its event, and then not the other"
+
+
+@pytest.mark.parametrize("read", [read_the_account_first, read_the_events_first])
+@pytest.mark.parametrize(("kills", "at_least"), [(0, 30), pytest.param(1, 200, marks=pytest.mark.long)])
+@pytest.mark.sampled(1)
+def test_a_reader_that_has_seen_a_deposit_or_its_late_event_sees_the_other_too(
+    read: Task, kills: int, at_least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.files._PAUSES", ())
+    tasks = [deposit_and_tell(A), read]
+    explored = explore(tasks, prepare=accounts, check=seen_whole, kills=kills, names=calls.CHANGING)
+
+    require_clean(explored, at_least=at_least)
+
+
 # --- Planted bugs --------------------------------------------------------------------------------------
 
 
@@ -348,6 +438,29 @@ def test_the_explorer_finds_a_store_whose_readers_do_not_look_for_intents(
     explored = explore(tasks, prepare=accounts, check=lambda *_: None, invariant=total)
 
     assert "a fractured view: [9, 10, 10]" in str(explored) or "a fractured view: [10, 11, 10]" in str(explored)
+
+
+def none_found(directory: Directory, location: Location, end: End, lines: tuple[bytes, ...]) -> Waiting:
+    return Waiting(end.at, end.at, end.at, end.at, lines)
+
+
+@pytest.mark.parametrize(
+    ("bug", "planted", "symptom"),
+    [
+        ("intents.find_waiting", none_found, "but 11"),
+        ("files.FileStore._await_lines", lambda self, location: [], "and then not the other"),
+    ],
+    ids=["a line is written twice", "readers do not wait"],
+)
+def test_the_explorer_finds_a_bug_of_late_events(
+    bug: str, planted: object, symptom: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.files._PAUSES", ())
+    monkeypatch.setattr(f"holdfast.store.{bug}", planted)
+    tasks = [deposit_and_tell(A), read_the_account_first]
+    explored = explore(tasks, prepare=accounts, check=seen_whole, most_violations=1)
+
+    assert symptom in str(explored)
 
 
 def test_the_explorer_finds_a_store_that_locks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from tests.store.worlds import (
     INDEX,
     ISSUES,
     LEDGER,
+    LOOSE_EVENTS,
     REFS,
     WORKTREES,
     Listed,
@@ -96,6 +97,20 @@ SHARE_OUT = making(
 REST_ON_OTHERS = Operation([ISSUES.key("c"), GATES, EVENTS], _rest_on_others)
 
 
+def loose(operation: Operation) -> Operation:
+    """The same, but the lock of the events is taken late."""
+    named = [LOOSE_EVENTS if each == EVENTS else each for each in operation.named]
+
+    def decide(view: View) -> Sequence[Change]:
+        changes = operation.decide(view)
+        return [each._replace(stream=LOOSE_EVENTS) if isinstance(each, Append) else each for each in changes]
+
+    return Operation(named, decide)
+
+
+UPDATE_AND_TELL = making(Replace(ISSUES.key("a"), Text("the first issue, updated")), Append(EVENTS, Text("a updated")))
+TELL_TWICE = Operation([GATES, EVENTS], lambda view: [Append(EVENTS, Text(each)) for each in ("seen", "seen again")])
+
 _NAMES = [f"n{number}" for number in range(10)]
 TWELVE = making(
     *(Create(ISSUES.key(name), Text(name)) for name in _NAMES),
@@ -134,5 +149,12 @@ SEVERAL: Mapping[str, CommitCase] = {
     "append two to the ledger": CommitCase([CLAIMS], CLAIM_AGAIN),
     "wide": CommitCase([ISSUE, SNAPSHOT, CLAIMS], WIDE),
 }
+LATE: Mapping[str, CommitCase] = {
+    "create an issue, late": CommitCase([ISSUE], loose(CREATE_ISSUE)),
+    "delete an issue, late": CommitCase([ISSUE], loose(DELETE_ISSUE)),
+    "update and tell": CommitCase([ISSUE], loose(UPDATE_AND_TELL)),
+    "tell twice": CommitCase([ISSUE, RULES], loose(TELL_TWICE)),
+    "tell the first time": CommitCase([RULES], loose(TELL_TWICE)),
+}
 LARGE: Mapping[str, CommitCase] = {"twelve steps": CommitCase([ISSUE], TWELVE)}
-ALL: Mapping[str, CommitCase] = {**SINGLE, **SEVERAL, **LARGE}
+ALL: Mapping[str, CommitCase] = {**SINGLE, **SEVERAL, **LATE, **LARGE}

@@ -32,6 +32,7 @@ from tests.store.worlds import (
     drafts_left,
     drafts_needed,
     intents_left,
+    plain,
     seen_by_readers,
     seen_in_files,
 )
@@ -153,7 +154,7 @@ class CommitCase(Transaction):
         for each in history:
             self.old = each.applied_to(self.old)
         self.new = operation.applied_to(self.old)
-        self.named = list(dict.fromkeys(name for each in (operation, *history) for name in each.named))
+        self.named = list(dict.fromkeys(plain(name) for each in (operation, *history) for name in each.named))
         self.history = history
         self._files: Files | None = None
 

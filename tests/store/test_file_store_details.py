@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Corrupt, LockTimeout, UsageFailure
-from holdfast.fs import calls, durable
+from holdfast.fs import calls
 from holdfast.locks.file_lock import HeldLock
-from holdfast.store import intents
+from holdfast.store import files, intents
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intents
 from holdfast.store.model import (
@@ -514,7 +514,7 @@ def killed_at(store: FileStore, change: Callable[[pytest.MonkeyPatch], object], 
 
 def just_decided(patches: pytest.MonkeyPatch) -> None:
     """Killed before any step is applied."""
-    patches.setattr(Intents, "apply", lambda self, intent, opened: die())
+    patches.setattr(Intents, "apply", lambda self, intent, opened, loose: die())
 
 
 def half_applied(patches: pytest.MonkeyPatch) -> None:
@@ -535,9 +535,9 @@ def applied(patches: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL on Windows")
 @pytest.mark.parametrize("moment", [just_decided, half_applied, applied])
-@pytest.mark.parametrize("by_reading", [False, True], ids=["by writing", "by reading numbers"])
-def test_a_commit_of_a_killed_process_is_visible_and_the_next_transaction_finishes_it(
-    store: FileStore, moment: Callable[[pytest.MonkeyPatch], object], by_reading: bool
+@pytest.mark.parametrize("by", ["writing", "reading numbers", "reading lines"])
+def test_a_commit_of_a_killed_process_is_visible_and_the_next_one_that_needs_it_finishes_it(
+    store: FileStore, moment: Callable[[pytest.MonkeyPatch], object], by: str
 ) -> None:
     apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)), Create(GATES, Item(1)))
     position = apply(store, Append(EVENTS, Event(1)), Append(LEDGER, Event(1))).positions[0]
@@ -554,15 +554,17 @@ def test_a_commit_of_a_killed_process_is_visible_and_the_next_transaction_finish
         assert number_of(store, key) == 2
     assert store.read(GATES) is None
     assert [(name, each.record.number) for name, each in store.scan(ISSUES)] == [("one", 2), ("two", 2)]
+    assert len(intents_of(store)) == 1
+
+    if by == "reading numbers":  # a number that a reader is shown must be given
+        assert [each.position for each in store.entries(LEDGER)] == [1, 2]
+    elif by == "writing":
+        assert increment(store, INDEX) == 3  # the next transaction on any of its keys finishes it
     (event,) = store.entries(EVENTS, after=position)
     assert event.record == Event(2)
     assert list(store.entries(EVENTS, after=event.position)) == []
-    assert len(intents_of(store)) == 1
-
-    if by_reading:  # a number that a reader is shown must be given
-        assert [each.position for each in store.entries(LEDGER)] == [1, 2]
-    else:
-        assert increment(store, INDEX) == 3  # the next transaction on any of its keys finishes it
+    if by == "reading lines" and moment is applied:  # the stream has them already
+        assert increment(store, INDEX) == 3
     assert intents_of(store) == []
     assert json.loads((store.path / ".jit/issues/two.json").read_bytes())["number"] == 2
     assert not (store.path / ".jit/gates.json").exists()
@@ -784,25 +786,26 @@ def test_a_garbage_collected_store_leaves_no_descriptor_open(tmp_path: Path) -> 
     assert [look() - before for _ in range(20)][-1] == set()
 
 
+@pytest.mark.parametrize("moment", ["apply", "drop"])
 def test_a_reader_that_began_before_a_commit_sees_all_of_it_or_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = durable.append_in
+    """The author is stopped, before or after it writes its lines, while it holds the lock of the stream."""
+    original = getattr(Intents, moment)
     seen: list[int] = []
-    appended: list[object] = []
     with FileStore(tmp_path) as store, FileStore(tmp_path) as other:
         apply(store, Append(EVENTS, Event(0)))
         reader = iter(other.entries(EVENTS))
         next(reader)
 
-        def append_and_read(*arguments: Any, **options: Any) -> object:
-            result = append(*arguments, **options)
-            appended.append(result)
-            if len(appended) == 1:
-                seen.extend(each.record.number for each in reader)
-            return result
+        def read_first(*arguments: Any, **options: Any) -> object:
+            thread = threading.Thread(target=lambda: seen.extend(each.record.number for each in reader))
+            thread.start()
+            thread.join()
+            return original(*arguments, **options)
 
-        monkeypatch.setattr(durable, "append_in", append_and_read)
+        monkeypatch.setattr(Intents, moment, read_first)
+        monkeypatch.setattr(files, "_PATIENCE", 0.01)
         apply(store, Append(EVENTS, Event(1)), Append(EVENTS, Event(2)))
-    assert len(appended) == 2
-    assert seen == [1, 2]
+        assert seen == [1, 2]
+        assert [each.record.number for each in other.entries(EVENTS)] == [0, 1, 2]

@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from holdfast.cli.entry import run
@@ -25,7 +24,6 @@ from holdfast.repository.opening import open_tracker
 from holdfast.repository.timeline import HeldSpan
 from holdfast.store import model
 from holdfast.store.files import FileStore
-from holdfast.store.lines import MOVED, Waiting
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Decision, Store, Stream, newest_first
 from holdfast.store.open import open_address
@@ -92,21 +90,6 @@ def test_entries_that_are_appended_meanwhile_are_left_out(store: Store) -> None:
 
 def test_an_empty_stream_has_no_entries(store: Store) -> None:
     assert list(newest_first(store, EVENTS)) == []
-
-
-def test_a_position_that_a_pending_line_once_had_repeats_no_entry(scratch: Path) -> None:
-    """Another program appended before our line could be written, so a reader may have seen it elsewhere."""
-    store = FileStore(scratch)
-    append_many(store, EVENTS, [Event(each, "x" * 100) for each in range(100, 500)])
-    forwards = list(store.entries(EVENTS))
-    start = store.position_before(EVENTS, None, 64)
-    assert start > 0
-    length = forwards[1].position - forwards[0].position
-    place = scratch / MOVED / "jit-events.jsonl"
-    place.parent.mkdir()
-    place.write_bytes(msgspec.json.encode(Waiting(start - length, start + length, (length,))) + b"\n")
-
-    assert list(newest_first(store, EVENTS)) == forwards[::-1]
 
 
 def test_a_few_of_the_last_entries_cost_a_few_reads(scratch: Path, postgres_url: str, read: list[int]) -> None:

@@ -94,9 +94,9 @@ def rename_before_sync(plant: pytest.MonkeyPatch) -> None:
 def intent_dropped_before_it_is_applied(plant: pytest.MonkeyPatch) -> None:
     apply, drop = Intents.apply, Intents.drop
 
-    def dropping_first(self: Intents, intent: Intent, opened: OpenDirectories) -> list[int]:
+    def dropping_first(self: Intents, intent: Intent, opened: OpenDirectories, loose: Collection[str]) -> list[int]:
         drop(self, intent)
-        return apply(self, intent, opened)
+        return apply(self, intent, opened, loose)
 
     def drop_if_pending(self: Intents, intent: Intent, *, keep: bool = False) -> None:
         if intent in self.pending():
@@ -147,10 +147,8 @@ def readers_ignore_intents(plant: pytest.MonkeyPatch) -> None:
 
 
 def several_changes_without_an_intent(plant: pytest.MonkeyPatch) -> None:
-    def commit(
-        self: FileStore, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: object
-    ) -> tuple[int, ...]:
-        return tuple(each for step in in_order(planned) for each in self._commit_one(step, opened))
+    def commit(self: FileStore, attempt: files._Attempt, planned: list[Planned]) -> tuple[int, ...]:
+        return tuple(each for step in in_order(planned) for each in self._commit_one(step, attempt.opened))
 
     plant.setattr(FileStore, "_commit", commit)
 
@@ -166,7 +164,8 @@ def append_after_a_torn_tail(plant: pytest.MonkeyPatch) -> None:
 
 
 def unfinished_intents_ignored(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(Intents, "unfinished", lambda self, names: [])
+    plant.setattr(FileStore, "_unfinished", lambda self, listed, named: [])
+    plant.setattr(FileStore, "_finish_abandoned", lambda self, listed: None)
 
 
 def intent_finished_before_it_is_durable(plant: pytest.MonkeyPatch) -> None:
@@ -181,7 +180,7 @@ def intent_finished_before_it_is_durable(plant: pytest.MonkeyPatch) -> None:
 
 def settled_only_once(plant: pytest.MonkeyPatch) -> None:
     def settle(self: FileStore, places: Collection[Location], changed: list[Location]) -> None:
-        written = {place.directory for place in changed} | ({INTENTS} if len(changed) > 1 else set())
+        written = {each.directory for each in changed} | ({INTENTS} if len(changed) > 1 else set())
         for directory in written - self._settled:
             self._sync_path_to(directory)
             self._settled.add(directory)
@@ -209,15 +208,30 @@ def lines_of_dead_processes_not_synced(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(recovery, "_overwrite", lambda directory, place, at, content: None)
 
 
+def late_lines_not_synced(plant: pytest.MonkeyPatch) -> None:
+    append = durable.append_in
+
+    def append_unsynced(directory: Directory, name: str, *records: bytes, **options: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(calls, "fsync", lambda fd: None)
+            append(directory, name, *records, **options)
+
+    plant.setattr(durable, "append_in", append_unsynced)
+
+
+def readers_do_not_wait_for_lines(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(FileStore, "_await_lines", lambda self, location: [])
+
+
 def truncation_of_a_line_not_durable(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(durable, "_cut_back", lambda fd, end, where: calls.ftruncate(fd, end))
 
 
 def error_after_the_commit_point_reported_as_failure(plant: pytest.MonkeyPatch) -> None:
-    class Unaware(files._Progress):
+    class Unaware(files._Attempt):
         perhaps_made = property(lambda self: False, lambda self, value: None)
 
-    plant.setattr(files, "_Progress", Unaware)
+    plant.setattr(files, "_Attempt", Unaware)
 
 
 def drafts_left_by_a_failed_commit(plant: pytest.MonkeyPatch) -> None:
@@ -289,6 +303,8 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     (numbers_of_other_processes_not_settled, following("append to the ledger", warm=True), "ledger/events"),
     (lines_not_settled, following("append a line", everything=True), "jit/events"),
     (lines_of_dead_processes_not_synced, following("create an issue"), "jit/events"),
+    (late_lines_not_synced, cutting("update and tell"), "jit/events"),
+    (readers_do_not_wait_for_lines, dying("update and tell"), "jit/events"),
     (truncation_of_a_line_not_durable, failing("append a line"), "jit/events"),
     (error_after_the_commit_point_reported_as_failure, erring("append to the ledger"), "ledger/events"),
     (drafts_left_by_a_failed_commit, erring("transfer"), "left ['.alice.json-"),

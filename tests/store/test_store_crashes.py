@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ from proof.crash import (
 )
 from proof.effort import SHARE, chosen, rounds
 from proof.powercut import Case, power_cuts
-from tests.store.commit_cases import ALL, LARGE, SEVERAL, SINGLE
+from tests.store.commit_cases import ALL, LARGE, LATE, SEVERAL, SINGLE
 from tests.store.commit_operations import looking, restoring, touching
 from tests.store.commit_scenarios import (
     CommitCase,
@@ -62,6 +63,7 @@ KILLED = [
     *("create", "create in a new directory", "replace", "delete", "append a line", "append to the ledger"),
     "append blindly",
     *("create an issue", "delete an issue", "transfer", "append two to the ledger", "wide", "twelve steps"),
+    *("delete an issue, late", "tell twice"),
 ]
 """Cases that each make calls that the others do not; every point takes a process of its own."""
 FAILED = [
@@ -69,7 +71,7 @@ FAILED = [
     "append blindly to a new ledger",
     "take the first snapshot",
 ]
-USED = [name for name in (*SINGLE, *SEVERAL) if ALL[name].old.documents or ALL[name].old.streams]
+USED = [name for name in (*SINGLE, *SEVERAL, *LATE) if ALL[name].old.documents or ALL[name].old.streams]
 """Cases on a used store. In a new one, lock files are new too, and multiply the states."""
 MANY_STATES = ("take a snapshot", "share out")
 BATCH = "append two to the ledger"
@@ -117,13 +119,13 @@ def test_an_error_at_any_call_leaves_all_of_a_commit_or_nothing(name: str) -> No
     count("errors", error_points(ALL[name], share=SHARE), at_least=100)
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
+@pytest.mark.parametrize("name", [*SINGLE, *SEVERAL, *LATE])
 @pytest.mark.sampled(4)
 def test_an_error_at_any_reading_call_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     count("errors", error_points(ALL[name], names=calls.READING, share=SHARE), at_least=15)
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
+@pytest.mark.parametrize("name", [*SINGLE, *SEVERAL, *LATE])
 @pytest.mark.sampled(5)
 def test_a_power_cut_at_any_moment_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     sweep = States()
@@ -143,9 +145,9 @@ def test_a_power_cut_during_a_large_commit_leaves_all_of_it_or_nothing(name: str
 # --- After a death or a failure ----------------------------------------------------------------------
 
 
-def seconds(case: CommitCase) -> dict[str, list[Named]]:
+def seconds(case: CommitCase) -> dict[str, Sequence[Named]]:
     """The names that the second operation changes: everything, or one thing alone."""
-    return {"everything": list(case.named), "one thing": list(case.operation.named[:1])}
+    return {"everything": case.named, "one thing": case.named[:1]}
 
 
 @pytest.mark.parametrize(("name", "second", "warm"), FOLLOWED)
@@ -156,7 +158,9 @@ def test_a_commit_acknowledged_after_a_death_survives_a_power_cut(name: str, sec
     sweep.count(report, at_least=10)
 
 
-@pytest.mark.parametrize("name", ["create an issue", "delete an issue", "replace and tell", "share out"])
+@pytest.mark.parametrize(
+    "name", ["create an issue", "delete an issue", "replace and tell", "share out", "update and tell"]
+)
 @pytest.mark.sampled(1)
 def test_the_intent_of_a_dead_process_does_not_redo_a_change_that_was_undone(name: str) -> None:
     case, sweep = ALL[name], States()
@@ -175,11 +179,11 @@ def test_the_intent_of_a_dead_process_does_not_redo_a_change_that_was_undone(nam
 def test_the_outcome_reported_after_a_failure_holds_after_a_power_cut(name: str, fault: Fault) -> None:
     """A commit reported as made survives, a failed one does not show; and the next one, on a working disk, survives."""
     case, sweep = ALL[name], States()
-    report = after_faults(case, touching(case.operation.named[:1]), fault, sweep.checked, share=SHARE)
+    report = after_faults(case, touching(case.named[:1]), fault, sweep.checked, share=SHARE)
     sweep.count(report, at_least=4)
 
 
-@pytest.mark.parametrize("name", ["create an issue", "transfer"])
+@pytest.mark.parametrize("name", ["create an issue", "transfer", "delete an issue, late"])
 def test_a_recovery_survives_a_kill_an_error_or_a_power_cut_at_any_call(name: str) -> None:
     """For every state that a dead process can leave: disturb recovery at each call; another process finishes it."""
     case, sweep = ALL[name], States()
@@ -276,7 +280,9 @@ class TruthfulCase(CommitCase):
         super().check(directory, outcome)
 
 
-@pytest.mark.parametrize("name", ["create an issue", "delete an issue", "transfer", "take a snapshot"])
+@pytest.mark.parametrize(
+    "name", ["create an issue", "delete an issue", "transfer", "take a snapshot", "delete an issue, late"]
+)
 @pytest.mark.sampled(1)
 def test_a_success_is_in_the_files_or_the_caller_is_told(name: str) -> None:
     case = TruthfulCase(ALL[name].history, ALL[name].operation)

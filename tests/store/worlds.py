@@ -59,6 +59,20 @@ EVENTS = Stream("jit/events", _LINE)
 AUDIT = Stream("jvs/audit", _LINE)
 LEDGER = Stream("ledger/events", _TEXT)
 
+
+def _in_turn(view: View, records: Sequence[Any]) -> list[Append]:
+    raise AssertionError("only a server calls this")
+
+
+LOOSE_EVENTS = Stream("jit/events", _LINE, chain=_in_turn)
+"""The same, as trackers use it: its lock is taken late."""
+
+
+def plain(each: Named) -> Named:
+    """The same name, but not loose."""
+    return EVENTS if each == LOOSE_EVENTS else each
+
+
 FAMILIES: Mapping[str, Family[Any]] = {each.name: each for each in (ISSUES, WORKTREES, DESCRIPTORS, REFS)}
 
 

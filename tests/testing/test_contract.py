@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from holdfast.errors import Corrupt, Failure, LockConflict, OutcomeUnknown
-from holdfast.store.files import FileStore
-from holdfast.store.layout import Location, OpenDirectories
+from holdfast.store.files import FileStore, _Attempt
+from holdfast.store.layout import Location
 from holdfast.store.memory import MemoryStore, MemoryWatch
 from holdfast.store.model import (
     Append,
@@ -45,10 +45,8 @@ from tests.store.test_memory_store import MemoryBackend
 class CommitsOneByOne(FileStore):
     """Commits each change by itself."""
 
-    def _commit(
-        self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: object
-    ) -> tuple[int, ...]:
-        return tuple(each for step in planned for each in self._commit_one(step, opened))
+    def _commit(self, attempt: _Attempt, planned: list[Planned]) -> tuple[int, ...]:
+        return tuple(each for step in planned for each in self._commit_one(step, attempt.opened))
 
 
 class ValidatesOnlyWrites(MemoryStore):

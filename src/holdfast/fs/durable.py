@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import stat
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -45,6 +46,7 @@ _GONE = (errno.ENOENT, errno.ESTALE, errno.EBADF)
 """Errors from reading an open file that another machine has replaced: NFS and JuiceFS report different ones."""
 _MOST_LOOKUPS = 100
 _CHUNK = 1 << 20
+_COMPARED = 4096  # bytes of a fingerprint
 LARGEST = 257 << 20
 """The most bytes that are read as a whole: enough for an index of some millions of issues."""
 LONGEST_LINE = 16 << 20
@@ -95,15 +97,24 @@ def replace_in(directory: Directory, name: str, content: bytes, *, mode: int | N
     sync_names(directory, name)  # 3. the new name survives a power cut
 
 
-def append_in(directory: Directory, name: str, record: bytes, *, at: int | None = None) -> Appended:
-    """Add `record` as one line to the file `name`, whose lock the caller holds.
+def append_in(
+    directory: Directory,
+    name: str,
+    *records: bytes,
+    at: int | None = None,
+    unlock: Callable[[], object] | None = None,
+) -> Appended:
+    """Add each record as one line to the file `name`, whose lock the caller holds.
 
     A line exists once it has its newline: readers ignore the bytes after the last one, and an append cuts off and
     returns a tail that a crash has torn. A tail that is a whole record is kept: another program ended its file there,
     and only its newline is missing. Commit point: the sync. A failed write is undone. With `at`, the lines must
     end exactly there. A file with a line has a durable name, because only this function makes lines.
+
+    `unlock` is called between writing and syncing, so that others append meanwhile. From then on, a failure is not
+    undone: the caller must be able to write the lines again.
     """
-    if b"\n" in record:
+    if any(b"\n" in each for each in records):
         raise Refused(f"cannot append to {directory.where(name)}: the record contains a line break")
     flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC
     fd = _open(directory, name, flags, action="append to")
@@ -111,21 +122,26 @@ def append_in(directory: Directory, name: str, record: bytes, *, at: int | None 
         with failing_to("read", directory.where(name)):
             _require_regular(fd, directory.where(name))
             end, torn = _end_of_lines(fd, directory.where(name))  # 1. where the last whole line ends
-        line, offset = record + b"\n", end
-        if torn != record and _is_record(torn):
-            end, torn, line, offset = end + len(torn), b"", b"\n" + line, end + len(torn) + 1
+        lines, offset = b"".join(each + b"\n" for each in records), end
+        if torn != records[0] and _is_record(torn):
+            end, torn, lines, offset = end + len(torn), b"", b"\n" + lines, end + len(torn) + 1
         if at is not None and offset != at:
             raise Corrupt(f"{directory.where(name)} ends at {offset}, not at {at}", path=directory.where(name))
+        may_undo = True
         try:
             if end == 0:
                 sync_names(directory, name)  # 2. the name survives a power cut
             if torn:
                 calls.ftruncate(fd, end)  # 3. cut off a torn tail
             calls.lseek(fd, end, os.SEEK_SET)
-            write_all(fd, line)  # 4. the line
+            write_all(fd, lines)  # 4. the lines
+            if unlock is not None:
+                may_undo = False
+                unlock()
             calls.fsync(fd)  # 5. commit point
         except BaseException as error:
-            _cut_back(fd, end, directory.where(name))
+            if may_undo:
+                _cut_back(fd, end, directory.where(name))
             if isinstance(error, OSError):
                 raise io_failure("append to", directory.where(name), error) from error
             raise
@@ -196,6 +212,12 @@ def end_of_lines_in(directory: Directory, name: str) -> tuple[int, bytes]:
     except NotFound:
         return 0, b""
     return end, tail if _is_record(tail) else b""
+
+
+def fingerprint_in(directory: Directory, name: str, at: int) -> str:
+    """A fingerprint of the bytes before an offset of the file `name`, at which a line ends."""
+    start = max(0, at - _COMPARED)
+    return f"{zlib.crc32(read_lines_in(directory, name, after=start, limit=at - start)):08x}"
 
 
 def last_line_in(directory: Directory, name: str) -> tuple[int, bytes] | None:

@@ -3,8 +3,8 @@
 Readers take no lock. They list the intents first and then read the file, so a commit is visible as a whole to all
 readers from its commit point on, even before it is applied.
 
-A transaction takes the document locks of everything that it names, applies commits that a crash interrupted,
-reads, decides and commits:
+A transaction takes the document locks of everything that it names (but see `_loose`), applies commits that a crash
+interrupted, reads, decides and commits:
 
 - one document: write and sync a draft, rename it (or link it, if the document must be new), sync the directory.
   Commit point: the rename or link.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -43,7 +44,7 @@ from holdfast.fs.directory import Directory, make_directories, resolved
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
 from holdfast.store import lines, model, stat_cache, streams
-from holdfast.store.intents import Intent, Intents, Step, digest
+from holdfast.store.intents import Intent, Intents, Step, digest, end_before, lines_of, touching
 from holdfast.store.layout import (
     INTENTS,
     SHARED,
@@ -53,13 +54,17 @@ from holdfast.store.layout import (
     Layout,
     Location,
     OpenDirectories,
+    document_locks_until,
     open_directory,
 )
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
 from holdfast.store.streams import LastNumbers, Planned
 
 Named = Key[Any] | Stream[Any]
+_Locations = dict[Named, Location]
 
+_PAUSES = (0.0, *(0.001 * 2**each for each in range(9)))  # seconds that a reader gives the author of pending lines
+_PATIENCE = 1.0  # how long it then waits for the stream's lock
 MOVED_TO = ".holdfast/moved-to"  # the address of the store that has the records now; blocks commits to this one
 
 
@@ -79,20 +84,44 @@ class _Early(NamedTuple):
     draft: str = ""
 
 
-class _Progress:
-    """The progress of a transaction.
+class _Attempt:
+    """One attempt at a transaction: what it names, the directories that it uses, and how far it has come.
 
-    `perhaps_made`: it may be past its commit point, so it may take effect despite a failure. `overtaken`: a
-    process without the lock (`ledger.lock` was broken by mistake) took its number, so it is decided again. `draft`: the
-    early draft of its only record. `numbered`: the records that it has published, with stream and numbers. `unsynced`:
-    their names are still to be synced.
+    `named` is locked; the streams in `loose` only while their lines are written (see `_loose`). `is_loose`: it has
+    decided nothing but such lines. `perhaps_made`: it may be past its commit point, so it may take effect despite a
+    failure. `overtaken`: a process without the lock (`ledger.lock` was broken by mistake) took its number, so it is
+    decided again. `draft`: the early draft of its only record. `numbered`: the records that it has published, with
+    stream and numbers. `unsynced`: their names are still to be synced.
     """
 
+    is_loose = False
     perhaps_made = False
     overtaken = False
     draft = ""
     numbered: tuple[Location, list[tuple[int, bytes]]] | None = None
     unsynced = False
+
+    def __init__(self, commit_id: str, named: _Locations, loose: _Locations, opened: OpenDirectories) -> None:
+        self.commit_id = commit_id
+        self.named = named
+        self.loose = loose
+        self.opened = opened
+
+
+def _loose(locations: _Locations) -> _Locations:
+    """The named streams whose records stay loose until everything else is applied.
+
+    Every change of a tracker appends to such a stream. Its lock, the last one in lock order, is taken late, so that
+    writers of different documents do not wait for each other. A transaction that names nothing else locks it at once.
+    In a stream with a head, each entry depends on the one before it, so none is loose.
+    """
+    found = {each: location for each, location in locations.items() if _may_be_loose(each, location)}
+    others = [location.rank for each, location in locations.items() if each not in found]
+    return found if others and all(max(others) < location.rank for location in found.values()) else {}
+
+
+def _may_be_loose(named: Named, location: Location) -> bool:
+    return location.kind is Kind.LINES and isinstance(named, Stream) and named.chain is not None and named.head is None
 
 
 class FileStore:
@@ -118,7 +147,7 @@ class FileStore:
         self._clock = clock
         self._locks = DocumentLocks(self._root, timeout, agent_id)
         self._directories = Directories(self._root)
-        self._intents = Intents(self._root, self._layout, self._directories)
+        self._intents = Intents(self._root, self._layout, self._directories, self._locks)
         self._numbers = LastNumbers()
         self._deciding = model.Deciding()
         self._settled: set[str] = set()
@@ -222,24 +251,67 @@ class FileStore:
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
         location = self._locate(stream)
+        with contextlib.ExitStack() as held:
 
-        def pending() -> list[tuple[int, bytes]]:
-            return [(step.at, step.content.encode()) for _, step in self._intents.pending_steps(stream.name)]
+            def opened() -> Directory | None:
+                try:
+                    return held.enter_context(open_directory(self._root, location.directory))
+                except NotFound:
+                    return None
 
-        with contextlib.ExitStack() as opened:
-            try:
-                directory = opened.enter_context(open_directory(self._root, location.directory))
-            except NotFound:
-                directory = None
             if location.kind is Kind.NUMBERED:
                 hidden = partial(self._hidden_from, location)
-                contents = streams.numbered_files(directory, location, after, self._numbers, hidden)
+                contents = streams.numbered_files(opened(), location, after, self._numbers, hidden)
             else:
-                moved = lines.moved_lines(self._root, location) if after else ()
-                contents = lines.read(directory, location, after, pending, moved)
+                contents = lines.read(opened, location, after, partial(self._await_lines, location))
             for position, content in contents:
                 where = self._root.where(location.place_of(position))
                 yield model.Entry(position, stream.codec.decode(content, where))
+
+    def _await_lines(self, location: Location) -> Sequence[bytes]:
+        """Wait until the stream has the lines of all commits until now. Finish those of dead authors; after a while,
+        add the lines of a stopped one. Return the lines that cannot be added: this user may not, the disk is full, or
+        their author was stopped while it held the lock of the stream."""
+        pending = self._lacking(location, self._intents.pending())
+        if not pending:
+            return ()  # the usual case
+        self._finish_if_free(pending)
+        for pause in _PAUSES:
+            time.sleep(pause)
+            listed = self._intents.pending()
+            if not (pending := self._lacking(location, [each for each in pending if each in listed])):
+                return ()
+        with (
+            contextlib.suppress(Failure),
+            document_locks_until(time.monotonic() + _PATIENCE),
+            self._locks.locked([location]),
+        ):
+            self._add_lines(location, pending)
+            return ()
+        return [line for left in self._lacking(location, pending).values() for line in left]
+
+    def _lacking(self, location: Location, intents: Iterable[Intent]) -> dict[Intent, Sequence[bytes]]:
+        """The lines of each intent that the stream lacks; only of those that have some."""
+        wanted = {each: steps for each in intents if (steps := each.steps_of(location.name))}
+        found = {each: lines_of(steps) for each, steps in wanted.items()}
+        with contextlib.suppress(NotFound):
+            if wanted:
+                with open_directory(self._root, location.directory) as directory:
+                    for each, steps in wanted.items():
+                        found[each] = lines.find_waiting(directory, location, end_before(steps), found[each]).lines
+        return {each: left for each, left in found.items() if left}
+
+    def _add_lines(self, location: Location, intents: Iterable[Intent]) -> None:
+        """Write lines of these commits that their stream lacks, but nothing else of them: their authors may live. The
+        caller holds the lock of the stream."""
+        from holdfast.store.recovery import Recovery  # rarely needed
+
+        with OpenDirectories(self._directories) as opened:
+            for each in intents:
+                if self._intents.is_pending(each):
+                    recovery = Recovery(self._intents, opened, self._clock.wall())
+                    directory = opened.get(location.directory, create=True)
+                    recovery.write_lines(directory, location, each.steps_of(location.name))
 
     def _hidden_from(self, location: Location, directory: Directory) -> int | None:
         """The first number of an unfinished batch. A batch whose author is gone is finished first. Other commits are
@@ -276,7 +348,7 @@ class FileStore:
     def transact(
         self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
     ) -> model.Commit[Result]:
-        locations = {each: self._locate(each) for each in model.with_heads(keys)}
+        locations = {each: self._locate(each) for each in dict.fromkeys(keys)}
         commit_id = model.checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         early = self._decide_early(locations, decide) if isinstance(decide, model.Blind) else None
@@ -288,32 +360,56 @@ class FileStore:
             raise
 
     def _transact(
-        self, locations: dict[Named, Location], decide: Decide[Result], commit_id: str, early: _Early | None
+        self, locations: _Locations, decide: Decide[Result], commit_id: str, early: _Early | None
     ) -> model.Commit[Result]:
+        loose = _loose(locations)
         while True:
-            progress = _Progress()
-            try:
-                with OpenDirectories(self._directories) as opened:
-                    with self._locks.locked(locations.values()):  # 1. all document locks, in order
-                        unfinished = self._intents.unfinished(each.name for each in locations)
-                        if not unfinished:
-                            commit = self._transact_locked(opened, locations, decide, commit_id, progress, early)
-                    if not unfinished:
-                        self._acknowledge(opened, progress)
-                        return commit
-            except Failure as failure:
-                if progress.perhaps_made:
-                    raise OutcomeUnknown(commit_id, failure) from failure
-                if not progress.overtaken:
-                    raise
-                self.tally.count(made=False)
-            except BaseException as ended:
-                if not isinstance(ended, Exception):
-                    _drop_frames(ended)
-                    self._locks.release_interrupted()
-                    self._deciding.active = False
+            others = [each for each in locations if each not in loose]
+            named = {each: self._locate(each) for each in model.with_heads(others)}
+            attempt = _Attempt(commit_id, named, loose, OpenDirectories(self._directories))
+            commit = self._try(attempt, decide, early)
+            if commit is not None:
+                return commit
+            if attempt.is_loose:
+                loose = {}
+
+    def _try(self, attempt: _Attempt, decide: Decide[Result], early: _Early | None) -> model.Commit[Result] | None:
+        """One attempt; None if it has to be repeated."""
+        try:
+            with attempt.opened:
+                with self._locks.locked(attempt.named.values()):  # 1. document locks, in order
+                    listed = self._intents.all()
+                    unfinished = self._unfinished(listed, attempt.named)
+                    commit = None if unfinished else self._transact_locked(attempt, decide, early)
+                if commit is not None:
+                    self._acknowledge(attempt)
+                    self._finish_abandoned(listed)
+                    return commit
+        except Failure as failure:
+            if attempt.perhaps_made:
+                raise OutcomeUnknown(attempt.commit_id, failure) from failure
+            if not attempt.overtaken:
                 raise
-            self._finish(unfinished)  # 2. commits of dead processes come first; start over
+            self.tally.count(made=False)
+            return None
+        except BaseException as ended:
+            if not isinstance(ended, Exception):
+                _drop_frames(ended)
+                self._locks.release_interrupted()
+                self._deciding.active = False
+            raise
+        self._finish(unfinished)  # 2. commits of dead processes come first
+        return None
+
+    def _unfinished(self, listed: list[Intent], named: _Locations) -> list[Intent]:
+        """The commits of dead processes that touch what is named and locked. A stream with loose lines does not show
+        whether their authors live: it only gets the lines."""
+        shared = {each: location for each, location in named.items() if _may_be_loose(each, location)}
+        unfinished = touching(listed, (each.name for each in named if each not in shared))
+        if not unfinished:
+            for each, location in shared.items():
+                self._add_lines(location, touching(listed, [each.name]))
+        return unfinished
 
     def _decide_early(self, locations: dict[Named, Location], decide: model.Blind[Result]) -> _Early:
         """Decide before any lock is taken. If the only change is one record of a numbered stream, also write and sync
@@ -341,51 +437,63 @@ class FileStore:
             drafts = opened.get(streams.drafts_of(next(iter(locations.values()))))
             durable.discard(drafts, early.draft)
 
-    def _acknowledge(self, opened: OpenDirectories, progress: _Progress) -> None:
+    def _acknowledge(self, attempt: _Attempt) -> None:
         """The rest of the work for published records: after the lock is released, so that no other writer waits."""
-        if progress.numbered is not None:
-            location, records = progress.numbered
-            directory = opened.get(location.directory)
-            if progress.unsynced:
+        if attempt.numbered is not None:
+            location, records = attempt.numbered
+            directory = attempt.opened.get(location.directory)
+            if attempt.unsynced:
                 durable.sync_names(directory)
                 self._numbers.remember_durable(location, records[-1][0])
             streams.write_receipts(directory, records)
 
     def _transact_locked(
-        self,
-        opened: OpenDirectories,
-        locations: dict[Named, Location],
-        decide: Decide[Result],
-        commit_id: str,
-        progress: _Progress,
-        early: _Early | None,
-    ) -> model.Commit[Result]:
+        self, attempt: _Attempt, decide: Decide[Result], early: _Early | None
+    ) -> model.Commit[Result] | None:
+        """Steps 3 to 5. None if all records are loose: the locks that are held do not show whether the author of such a
+        commit lives, so it needs those of the streams from the beginning."""
         contents: dict[str, bytes] = {}
-        view = self._view(locations, opened, contents)  # 3. read
+        view = self._view(attempt.named, attempt.opened, contents)  # 3. read
+        view = view.with_loose([each for each in attempt.loose if isinstance(each, Stream)])
         if early is not None:
-            now, decision, progress.draft = early
+            now, decision, attempt.draft = early
         else:
             now = self._clock.wall()
             with self._deciding:
                 decision = decide(view, now)  # 4. decide
         changes = model.with_head_changes(view, decision.changes)
-        model.check_changes(locations, view, changes)
-        planned = streams.plan(changes, view, locations, contents)
+        model.check_changes(attempt.named.keys() | attempt.loose.keys(), view, changes)
+        loose = {each.stream for each in changes if isinstance(each, model.Append) and each.stream in attempt.loose}
+        attempt.is_loose = bool(changes) and all(
+            isinstance(each, model.Append) and each.stream in loose for each in changes
+        )
+        if attempt.is_loose:
+            return None
+        unlocked = {stream: self._end_of_lines(attempt.loose[stream], attempt.opened) for stream in loose}
+        planned = streams.plan(changes, view, attempt.named | attempt.loose, contents, unlocked)
         if not planned:
-            return model.Commit(commit_id, now, (), decision.result)
-        self._refuse_if_moved(opened)
-        self._settle(locations.values(), [each.location for each in planned])
+            return model.Commit(attempt.commit_id, now, (), decision.result)
+        self._refuse_if_moved(attempt.opened)
+        self._settle(attempt.named.values(), [each.location for each in planned])
         try:
-            positions = self._commit(commit_id, planned, opened, progress)  # 5. commit
+            positions = self._commit(attempt, planned)  # 5. commit
         except NotDurable:
-            progress.perhaps_made = True
+            attempt.perhaps_made = True
             raise
         except AlreadyExists:
-            progress.overtaken = len(planned) == 1 and planned[0].location.kind is Kind.NUMBERED
+            attempt.overtaken = len(planned) == 1 and planned[0].location.kind is Kind.NUMBERED
             raise
-        progress.perhaps_made = True
+        attempt.perhaps_made = True
         self.tally.count(made=True)
-        return model.Commit(commit_id, now, positions, decision.result)
+        return model.Commit(attempt.commit_id, now, positions, decision.result)
+
+    def _end_of_lines(self, location: Location, opened: OpenDirectories) -> lines.End:
+        """The end of a stream of lines. Its lock is taken once, because a writer that holds it may undo what it has
+        written, and because nothing has happened yet if it cannot be had."""
+        with self._locks.locked([location]):
+            directory = opened.get(location.directory, create=True)
+            at = durable.end_of_lines_in(directory, location.file)[0]
+            return lines.End(at, durable.fingerprint_in(directory, location.file, at))
 
     def _refuse_if_moved(self, opened: OpenDirectories) -> None:
         if self._root.status(MOVED_TO) is None:
@@ -449,30 +557,30 @@ class FileStore:
             with open_directory(self._root, "/".join(parts[:depth])) as above:
                 durable.sync_names(above)
 
-    def _commit(
-        self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: _Progress
-    ) -> tuple[int, ...]:
+    def _commit(self, attempt: _Attempt, planned: list[Planned]) -> tuple[int, ...]:
         """Commit the changes; return the positions of appended records."""
         if len(planned) == 1:
             if planned[0].location.kind is Kind.NUMBERED:
-                return self._commit_numbered(planned[0], opened, progress)
-            return self._commit_one(planned[0], opened)
+                return self._commit_numbered(attempt, planned[0])
+            return self._commit_one(planned[0], attempt.opened)
         if streams.is_batch(planned):
-            return self._commit_batch(commit_id, planned, opened, progress)
+            return self._commit_batch(attempt, planned)
         steps = tuple(each.as_step() for each in streams.in_order(planned))
         mark = durable.new_mark() if any(step.operation == "put" for step in steps) else ""
-        intent = Intent(commit_id, steps, drafts=mark)
-        self._intents.write_drafts(intent, opened)
-        self._intents.publish(intent, opened)  # commit point
-        progress.perhaps_made = True
+        intent = Intent(attempt.commit_id, steps, drafts=mark)
+        loose = {each.name for each in attempt.loose.values()}
+        self._intents.write_drafts(intent, attempt.opened)
+        self._intents.publish(intent, attempt.opened)  # commit point
+        attempt.perhaps_made = True
         numbers: Iterator[int] = iter(())
         try:
-            numbers = iter(self._intents.apply(intent, opened))
+            numbers = iter(self._intents.apply(intent, attempt.opened, loose))
         except (Failure, OSError) as failure:
             # The commit stands. Readers see it through the intent, and the next transaction that needs one of its
             # documents applies it first.
-            warnings.warn(NotApplied(commit_id, failure), stacklevel=2)
-        return tuple(self._position(each, numbers) for each in planned if each.operation == "append")
+            warnings.warn(NotApplied(attempt.commit_id, failure), stacklevel=2)
+        appended = [each for each in planned if each.operation == "append"]
+        return tuple(0 if each.location.name in loose else self._position(each, numbers) for each in appended)
 
     def _position(self, planned: Planned, numbers: Iterator[int]) -> int:
         """The position of an appended record; if it is not applied yet, the intended one."""
@@ -492,22 +600,20 @@ class FileStore:
         if (held := self._locks.held_ledger_lock(location)) is not None:
             held.last = number
 
-    def _commit_batch(
-        self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: _Progress
-    ) -> tuple[int, ...]:
-        location = planned[0].location
+    def _commit_batch(self, attempt: _Attempt, planned: list[Planned]) -> tuple[int, ...]:
+        location, opened = planned[0].location, attempt.opened
         records, intents = opened.get(location.directory, create=True), opened.get(INTENTS, create=True)
-        batch = streams.Batch(commit_id, planned, records, intents)
+        batch = streams.Batch(attempt.commit_id, planned, records, intents)
         batch.write()
         batch.publish_intent()  # commit point
-        progress.perhaps_made = True
+        attempt.perhaps_made = True
         try:
             numbers = batch.apply()
         except (Failure, OSError):  # perhaps another process is finishing it, because our lock was broken by mistake
             numbers = self._intents.apply(batch.intent, opened)
         self._remember(location, numbers[-1])
         streams.prepare_receipts(records)
-        progress.numbered = location, list(zip(numbers, (each.content for each in planned), strict=True))
+        attempt.numbered = location, list(zip(numbers, (each.content for each in planned), strict=True))
         return tuple(numbers)
 
     def _commit_one(self, planned: Planned, opened: OpenDirectories) -> tuple[int, ...]:
@@ -524,22 +630,22 @@ class FileStore:
             durable.create_in(directory, location.file, content)
         return ()
 
-    def _commit_numbered(self, planned: Planned, opened: OpenDirectories, progress: _Progress) -> tuple[int, ...]:
+    def _commit_numbered(self, attempt: _Attempt, planned: Planned) -> tuple[int, ...]:
         location, number = planned.location, planned.at
         name, often = location.numbered(number), self._numbers.are_ours(location)
-        directory = opened.get(location.directory, create=True)
-        if progress.draft:  # if the number is taken, it serves for the next one
-            drafts = opened.get(streams.drafts_of(location))
-            durable.publish_new(directory, progress.draft, name, drafts=drafts, keep_if_taken=True, often=often)
+        directory = attempt.opened.get(location.directory, create=True)
+        if attempt.draft:  # if the number is taken, it serves for the next one
+            drafts = attempt.opened.get(streams.drafts_of(location))
+            durable.publish_new(directory, attempt.draft, name, drafts=drafts, keep_if_taken=True, often=often)
         else:
             draft = durable.write_draft(directory, name, planned.content)
             durable.publish_new(directory, draft, name, often=often)  # under this number or not at all
-        progress.unsynced = self._may_sync_later(location)
-        if not progress.unsynced:
+        attempt.unsynced = self._may_sync_later(location)
+        if not attempt.unsynced:
             durable.sync_names(directory, name)
-        self._remember(location, number, durable=not progress.unsynced)
+        self._remember(location, number, durable=not attempt.unsynced)
         streams.prepare_receipts(directory)
-        progress.numbered = location, [(number, planned.content)]
+        attempt.numbered = location, [(number, planned.content)]
         return (number,)
 
     def _may_sync_later(self, location: Location) -> bool:
@@ -554,6 +660,17 @@ class FileStore:
             self._keeps_order = keeps_order(self.path / location.directory)
         return self._keeps_order
 
+    def _finish_abandoned(self, listed: list[Intent]) -> None:
+        """Apply commits of dead processes that nobody has needed so far: other programs see only what is applied."""
+        if listed:
+            self._finish_if_free(self._intents.abandoned(listed))
+
+    def _finish_if_free(self, intents: Iterable[Intent]) -> None:
+        """Apply those of the commits whose documents nobody has locked; not even their authors, which are dead."""
+        for each in intents:
+            with contextlib.suppress(Failure):  # the next process tries again
+                self._finish([each], wait=False)
+
     def _finish(self, intents: Iterable[Intent], *, wait: bool = True) -> None:
         """Apply unfinished commits of dead processes, under the locks that they need."""
         from holdfast.store.recovery import Recovery  # rarely needed
@@ -565,7 +682,7 @@ class FileStore:
                     locks.locked([self._layout.locate(step.name) for step in intent.steps]),
                     OpenDirectories(self._directories) as opened,
                 ):
-                    Recovery(self._intents, self._root, opened, self._clock.wall()).finish(intent)
+                    Recovery(self._intents, opened, self._clock.wall()).finish(intent)
         finally:
             if not wait:
                 locks.close()

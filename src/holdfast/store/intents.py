@@ -10,14 +10,21 @@
 
 The author holds the document locks of everything that the intent touches from before 1 until after 4. So a process that
 holds one of these locks and finds the intent knows that the author is gone, and finishes it first: see `recovery`.
+
+Loose lines are the exception: every commit has some, and writers should not wait for each other because of them. Their
+stream is locked only while they are written, in step 3. So its lock does not show whether their author lives, and
+others may write them first: whoever needs the stream, if the author takes long, or finishes the commit, if it is gone.
+All of them look first which of the lines the stream has (`lines.find_waiting`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import time
 from _blake2 import blake2b  # `hashlib` loads OpenSSL, which is slow
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -26,7 +33,17 @@ import msgspec
 from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound, NotWritable
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, failing_to, io_failure
-from holdfast.store.layout import INTENTS, Directories, Kind, Layout, Location, OpenDirectories
+from holdfast.store.layout import (
+    INTENTS,
+    Directories,
+    DocumentLocks,
+    Kind,
+    Layout,
+    Location,
+    OpenDirectories,
+    document_locks_until,
+)
+from holdfast.store.lines import End, find_waiting
 from holdfast.store.model import SafeName, StructCodec, not_understood
 
 MOST_SINGLE_SYNCS = 8  # up to this many drafts are synced one by one; more are synced with the whole filesystem, once
@@ -37,7 +54,8 @@ Mark = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]*\Z", max_length=64)]
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One change. `before` is the digest of a document's old content; `old` is that content, if other programs change
-    such documents too. `at` is the position of an append."""
+    such documents too. `at` is the position of an append. A loose line is usually written there or later; its `before`
+    is the fingerprint of what preceded that (`lines.End`)."""
 
     name: str
     operation: Literal["put", "remove", "append"]
@@ -60,7 +78,12 @@ class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     steps: tuple[Step, ...]
     drafts: Mark = ""
 
+    def steps_of(self, name: str) -> list[Step]:
+        """Those that change one document or stream."""
+        return [each for each in self.steps if each.name == name]
 
+
+_LONG_AGO = 2.0  # seconds; an author usually needs a few milliseconds
 _PENDING, _DONE, _ASIDE = ".json", ".done", ".aside"
 _CODEC = StructCodec(Intent, pretty=False, limit=64 << 20, bounded=True)
 encode = _CODEC.encode
@@ -76,6 +99,12 @@ def are_many(files: int) -> bool:
     return files > MOST_SINGLE_SYNCS
 
 
+def touching(intents: Sequence[Intent], names: Iterable[str]) -> list[Intent]:
+    """Those of the intents that change one of these documents or streams."""
+    wanted = set(names) if intents else ()
+    return [each for each in intents if any(step.name in wanted for step in each.steps)]
+
+
 def intent_name(commit_id: str) -> str:
     return commit_id + _PENDING
 
@@ -83,9 +112,10 @@ def intent_name(commit_id: str) -> str:
 class Intents:
     """The intents of one store."""
 
-    def __init__(self, root: Directory, layout: Layout, directories: Directories) -> None:
+    def __init__(self, root: Directory, layout: Layout, directories: Directories, locks: DocumentLocks) -> None:
         self._root = root
         self._directories = directories
+        self._locks = locks
         self.layout = layout
         self._path = root.where(INTENTS)
         self._known: dict[str, Intent] = {}
@@ -111,11 +141,17 @@ class Intents:
 
     def unfinished(self, names: Iterable[str]) -> list[Intent]:
         """All intents that touch one of these documents or streams."""
-        found = self.all()
-        if not found:
-            return found  # the usual case
-        wanted = set(names)
-        return [each for each in found if any(step.name in wanted for step in each.steps)]
+        return touching(self.all(), names)
+
+    def abandoned(self, intents: Iterable[Intent]) -> list[Intent]:
+        """Those of the intents that are so old that their authors are probably gone."""
+        found: list[Intent] = []
+        with contextlib.suppress(Failure), self._root.beneath(INTENTS) as directory:
+            for each in intents:
+                status = directory.status(each.id + _PENDING) or directory.status(each.id + _DONE)
+                if status is not None and abs(time.time() - status.st_mtime) > _LONG_AGO:
+                    found.append(each)
+        return found
 
     def _listed(self, *endings: str) -> list[Intent]:
         try:
@@ -172,13 +208,43 @@ class Intents:
                 self.discard_drafts(intent, opened)
             raise
 
-    def apply(self, intent: Intent, opened: OpenDirectories) -> list[int]:
+    def apply(self, intent: Intent, opened: OpenDirectories, loose: Collection[str] = ()) -> list[int]:
         """Steps 3 and 4, by the author: return the numbers of the records in numbered streams, in order. The caller
-        holds the document locks of everything that the intent touches."""
-        numbers: dict[str, int] = {}
-        published = publish_all(_as_decided(target, numbers) for target in self.targets(intent, opened))
+        holds the document locks of everything that the intent touches, except those of the `loose` streams."""
+        published = publish_all(self._as_decided(intent, opened, loose))
         self.drop(intent)
         return [number for number in published if type(number) is int]  # other steps return None
+
+    def _as_decided(self, intent: Intent, opened: OpenDirectories, loose: Collection[str]) -> Iterator[Prepared]:
+        """Step 3, by the author: locks have kept others out of all targets but loose streams, so nothing has changed
+        there."""
+        numbers: dict[str, int] = {}
+        for targets in together(self.targets(intent, opened)):
+            directory, location, step, _ = targets[0]
+            if location.kind is Kind.LINES:
+                write = self._write_loose if step.name in loose else _write_lines
+                yield Prepared(None, partial(write, directory, location, [each.step for each in targets]))
+            elif location.kind is Kind.NUMBERED:
+                yield numbered(targets[0], numbers)
+            elif step.operation == "put":
+                yield Prepared(
+                    directory, partial(name_draft, directory, targets[0].draft, location.file, is_new=not step.before)
+                )
+            else:
+                yield Prepared(directory, partial(_remove, targets[0]))
+
+    def _write_loose(self, directory: Directory, location: Location, steps: Sequence[Step]) -> None:
+        """Write the lines that the stream lacks, durably. Others may write theirs while this syncs."""
+        with contextlib.ExitStack() as held:
+            held.enter_context(document_locks_until(None))  # the commit is made: its time limit is over
+            held.enter_context(self._locks.locked([location]))
+            lines: Sequence[bytes] = lines_of(steps)
+            if durable.end_of_lines_in(directory, location.file)[0] != steps[0].at:
+                lines = find_waiting(directory, location, end_before(steps), lines).lines
+            if lines:
+                durable.append_in(directory, location.file, *lines, unlock=held.close)
+            else:
+                durable.sync_in(directory, location.file)  # another process has written them
 
     def set_aside(self) -> list[str]:
         """The paths of intents that were not applied completely because another program's change won."""
@@ -187,6 +253,14 @@ class Intents:
                 return sorted(directory.where(name) for name in directory.names() if name.endswith(_ASIDE))
         except NotFound:
             return []
+
+    def is_pending(self, intent: Intent) -> bool:
+        """Whether the intent is still to be applied. If so, it is synced: what others write of it must not survive a
+        power cut that it does not."""
+        with contextlib.suppress(NotFound), self._root.beneath(INTENTS) as directory:
+            durable.sync_names(directory)
+            return directory.status(intent.id + _PENDING) is not None
+        return False
 
     def needs_applying(self, intent: Intent) -> bool:
         """Whether the intent of a dead author still has to be applied. Syncs the intent or its `.done` file, so that a
@@ -265,17 +339,35 @@ class Prepared(NamedTuple):
     discard: Callable[[], None] = lambda: None
 
 
-def _as_decided(target: StepTarget, numbers: dict[str, int]) -> Prepared:
-    """Step 3 for one target, by the author: its locks have kept others out, so nothing has changed."""
-    directory, location, step, _ = target
-    file = location.file
-    if location.kind is Kind.LINES:
-        return Prepared(None, lambda: durable.append_in(directory, file, step.content.encode(), at=step.at))
-    if location.kind is Kind.NUMBERED:
-        return numbered(target, numbers)
-    if step.operation != "put":
-        return Prepared(directory, lambda: durable.remove_in(directory, file, durable=False))
-    return Prepared(directory, partial(name_draft, directory, target.draft, file, is_new=not step.before))
+def together(targets: Iterable[StepTarget]) -> Iterator[list[StepTarget]]:
+    """The targets one by one, but all lines of a stream together, in the place of the first."""
+    lines: dict[str, list[StepTarget]] = {}
+    grouped: list[list[StepTarget]] = []
+    for each in targets:
+        if each.location.kind is not Kind.LINES:
+            grouped.append([each])
+        elif each.step.name in lines:
+            lines[each.step.name].append(each)
+        else:
+            grouped.append(lines.setdefault(each.step.name, [each]))
+    yield from grouped
+
+
+def lines_of(steps: Iterable[Step]) -> tuple[bytes, ...]:
+    return tuple(each.content.encode() for each in steps)
+
+
+def end_before(steps: Sequence[Step]) -> End:
+    """Where the stream of these lines ended before their commit."""
+    return End(steps[0].at, steps[0].before)
+
+
+def _write_lines(directory: Directory, location: Location, steps: Sequence[Step]) -> None:
+    durable.append_in(directory, location.file, *lines_of(steps), at=steps[0].at)
+
+
+def _remove(target: StepTarget) -> None:
+    durable.remove_in(target.directory, target.location.file, durable=False)
 
 
 def numbered(target: StepTarget, numbers: dict[str, int]) -> Prepared:

@@ -97,10 +97,10 @@ TABLE: tuple[Row, ...] = (
     Row("ledger/archive",         ".holdfast/ledger-archive.json",     "ledger/.meta.lock"),
     Row("ledger/events",          "ledger/event-{number}.json",        "ledger/ledger.lock", Kind.NUMBERED),
     Row("jvs/audit-archive",      ".jvs/audit/archive.json",           ".jvs/guards/audit-archive.lock"),
-    # Streams that every change appends to come last, so that their locks are held only briefly.
-    Row("jit/events",             ".jit/events.jsonl",                 ".jit/.events.lock", Kind.LINES),
+    # Streams that every change appends to come last: the lock of the events is taken late, and held only briefly.
     Row("jvs/audit",              ".jvs/audit/audit.jsonl",            ".jvs/audit/.audit.lock", Kind.LINES),
     Row("jvs/audit-head",         ".jvs/audit/head.json",              ".jvs/audit/.audit.lock"),
+    Row("jit/events",             ".jit/events.jsonl",                 ".jit/.events.lock", Kind.LINES),
 )
 # fmt: on
 
@@ -189,9 +189,10 @@ _wait_ends_at: ContextVar[float | None] = ContextVar("wait_ends_at", default=Non
 
 @contextlib.contextmanager
 def document_locks_until(instant: float | None) -> Iterator[None]:
-    """Within the block, wait for document locks only until `instant` (of `time.monotonic`). For operations with a time
-    limit that run transactions."""
-    token = _wait_ends_at.set(instant)
+    """Within the block, wait for document locks only until `instant` (of `time.monotonic`), or until that of an outer
+    block, if it comes first; None lifts every limit. For operations with a time limit that run transactions."""
+    outer = _wait_ends_at.get()
+    token = _wait_ends_at.set(instant if instant is None or outer is None else min(instant, outer))
     try:
         yield
     finally:

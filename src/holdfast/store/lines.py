@@ -1,140 +1,96 @@
-"""Streams of lines: reading them from any position, including lines that are committed but not written yet.
-
-Readers yield the published lines, then those of a pending intent. If none are pending, they check again for new lines:
-a commit that was pending when they reached the end may have been published since. So a reader that has seen one record
-of a commit sees all of them.
-"""
+"""Streams of lines: reading them from any position, and finding out which lines of a commit they have already."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import accumulate, chain, takewhile
 from typing import NamedTuple
 
-import msgspec
-
-from holdfast.errors import Corrupt, NotFound, UsageFailure
+from holdfast.errors import UsageFailure
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.store.layout import Location
 
-MOVED = ".holdfast/moved"  # for each stream, the lines that were written elsewhere than announced
 _CHUNK = 1 << 20
 USUAL_LENGTH = 300  # bytes
 
-Pending = Callable[[], Sequence[tuple[int, bytes]]]
-
 
 def read(
-    directory: Directory | None, location: Location, after: int, pending: Pending, moved: Sequence[Waiting] = ()
+    opened: Callable[[], Directory | None], location: Location, after: int, await_lines: Callable[[], Sequence[bytes]]
 ) -> Iterator[tuple[int, bytes]]:
     """The lines after the offset `after`; the position of a line is the offset of its end.
 
-    A pending line gets the position that it will have if no other program appends first. If one does, a reader that
-    continues after such a position may see the line again, but misses no line.
+    `await_lines` waits until the lines of all commits until then are in the stream, and returns those that cannot be
+    added. What was added while the others were read comes next. So a reader that has seen one record of a commit sees
+    all of them. The lines that could not be added come last, with the position of the end: a reader that continues
+    there may see them again, but not before something follows.
     """
-    position = after
+    directory = opened()
     if after:
-        waiting = find_waiting(directory, location, pending())
-        shown = [
-            seen for each in moved if (seen := each.shown_after(directory, location, after)) and seen[0] < each.end
-        ]
-        shown += [seen] if (seen := waiting.shown_after(directory, location, after)) else []
-        position, count = min(shown, default=(after, 0))
-        if count and position == waiting.end:
-            yield from waiting.announced(position)[count:]
-            return
-        if not shown:
-            _check_boundary(directory, location, after)
-    begun = position
-    while True:
-        position = yield from published_lines(directory, location, position)
-        waiting = find_waiting(directory, location, pending())
-        if directory is None or (position == begun and not waiting.lines):
-            yield from waiting.announced(position)
-            return
-        end, unended = durable.end_of_lines_in(directory, location.file)
-        if end <= position:
-            if end == position and waiting.lines and unended not in (b"", waiting.lines[0]):
-                position += len(unended) + 1  # its newline is written before our lines
-                yield position, unended
-            yield from waiting.announced(position)
-            return
+        _check_boundary(directory, location, after)
+    position = yield from published_lines(directory, location, after)
+    left = list(await_lines())
+    for end, line in published_lines(directory or opened(), location, position):
+        yield end, line
+        position = end
+        if line in left:
+            left.remove(line)
+    if position > after or not after:
+        yield from ((position, line) for line in left)
+
+
+class End(NamedTuple):
+    """Where the lines of a stream end, and the fingerprint of the bytes before."""
+
+    at: int
+    before: str = ""
 
 
 class Waiting(NamedTuple):
-    """Lines of an intent that are not in their stream yet: their intended offset, and the end of the stream now.
+    """The `lines` of a commit that are not in their stream yet. It was searched after the offset `after`. The lines
+    that it has are from `first` to `start`, perhaps with others in between. It ends at `end`, or will, once the last
+    line of another program has its newline."""
 
-    If another program has appended in between, they go to the new end. Until they are written, readers get them after
-    the current end of the stream. So the position that a reader gets for such a line may turn out to lie within a line
-    of the other program, or to be the position of a line that the reader has not seen. `moved_lines` records this.
-    """
-
+    after: int
+    first: int
     start: int
     end: int
-    lengths: tuple[int, ...]
-    lines: tuple[bytes, ...] = ()
-
-    def announced(self, end: int) -> list[tuple[int, bytes]]:
-        """The lines with the positions that they have if they are appended at `end`."""
-        return [(end + length, line) for length, line in zip(accumulate(self.lengths), self.lines, strict=True)]
-
-    def shown_after(self, directory: Directory | None, location: Location, position: int) -> tuple[int, int] | None:
-        """For the position that a reader was given for a pending line: the end of the stream at that time, and how many
-        of the lines the reader had by then. None if none of the lines has had this position."""
-        if directory is not None and self.start < position <= self.end + sum(self.lengths):
-            sums = list(accumulate(self.lengths))
-            ends = (end for end, _ in published_lines(directory, location, self.start))
-            whole = takewhile(lambda end: end <= self.end, ends)
-            for boundary in chain((self.start,), whole, (self.end,)):  # the last line may lack its newline
-                if position - boundary in sums:
-                    return boundary, sums.index(position - boundary) + 1
-        return None
+    lines: tuple[bytes, ...]
 
 
-def find_waiting(directory: Directory | None, location: Location, pending: Sequence[tuple[int, bytes]]) -> Waiting:
-    """The pending lines that the stream does not have yet. They are written in order, from the planned offset on;
-    other programs' lines may be in between. Each line is recognised by its content."""
-    start = end = pending[0][0] if pending else 0
-    left = [content for _, content in pending]
-    for _, line in published_lines(directory if left else None, location, start):
-        end += len(line) + 1
+def find_waiting(directory: Directory | None, location: Location, end: End, lines: Sequence[bytes]) -> Waiting:
+    """Which lines of a commit the stream does not have. They are written in order, perhaps with those of others in
+    between. Each line is recognised by its content.
+
+    `end` is the end of the stream before the commit. If something else precedes it now, a power cut has taken lines
+    away that were not synced yet, and others may have been written in their place: all of the stream is searched.
+    """
+    after = end.at
+    if directory is None or (end.before and durable.fingerprint_in(directory, location.file, end.at) != end.before):
+        after = 0
+    first = start = last = after
+    left = list(lines)
+    for last, line in published_lines(directory if left else None, location, after):
         if left and line == left[0]:
-            start = end
+            first = last - len(line) - 1 if len(left) == len(lines) else first
+            start = last
             del left[0]
     if directory and left:
         whole, unended = durable.end_of_lines_in(directory, location.file)
         if unended not in (b"", left[0]):  # another program's record, whose newline is written first
-            end = max(end, whole + len(unended) + 1)
-    return Waiting(start, end, tuple(len(line) + 1 for line in left), tuple(left))
-
-
-def moved_lines(root: Directory, location: Location) -> list[Waiting]:
-    """The lines of a stream that were written elsewhere than at `start`, without their content."""
-    try:
-        with root.beneath(MOVED) as directory:
-            content = durable.read_lines_in(directory, moved_name(location))
-    except NotFound:
-        return []
-    try:
-        return [msgspec.json.decode(line, type=Waiting) for line in content.splitlines()]
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        where = root.where(f"{MOVED}/{moved_name(location)}")
-        raise Corrupt(f"{where} cannot be understood: {error}", source=where, problem=str(error)) from None
-
-
-def moved_name(location: Location) -> str:
-    return location.name.replace("/", "-") + ".jsonl"
+            last = max(last, whole + len(unended) + 1)
+    return Waiting(after, first, start, last, tuple(left))
 
 
 def published_lines(
     directory: Directory | None, location: Location, position: int
 ) -> Generator[tuple[int, bytes], None, int]:
-    """The published lines from `position` on; return their end."""
+    """The published lines from `position` on; return their end. Empty lines, which other programs may leave, are
+    skipped."""
     while directory is not None and (block := _whole_lines(directory, location, position)):
         for line in block[:-1].split(b"\n"):
             position += len(line) + 1
-            yield position, line
+            if line:
+                yield position, line
     return position
 
 

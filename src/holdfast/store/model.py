@@ -261,8 +261,9 @@ class Stream(_Named[Record]):
     """The name of an append-only sequence of records, such as `jit/events`. If it has a `head`, every commit that
     appends to it also copies the last record to that document, so that a loss at the end of the stream is noticed.
 
-    A server may keep a record *loose* first and seal it into the stream later, so that commits with nothing else in
-    common do not wait for each other. `chain` turns loose records into entries; without it, no record is loose."""
+    A store may keep a record *loose* first and seal it into the stream later, so that commits with nothing else in
+    common do not wait for each other. `chain` turns loose records into entries; without it, no record is loose. In
+    files, loose records are recognised by their content, so no two of them may be equal."""
 
     __slots__ = ("chain", "head")
 
@@ -426,7 +427,8 @@ class Decision(NamedTuple, Generic[Result]):
 
 
 class Commit(NamedTuple, Generic[Result]):
-    """A committed transaction: its id, the store's time, the positions of its appends, its result."""
+    """A committed transaction: its id, the store's time, the positions of its appends, its result. A loose record has
+    the position 0 as long as it is not known."""
 
     id: str
     at: float
@@ -709,7 +711,7 @@ def newest_first(store: Store, stream: Stream[Record], *, end: int | None = None
         hidden: Archived | None = None
         try:
             upwards = takewhile(lambda each: each.position <= last, store.entries(stream, after=start))  # noqa: B023
-            found.extend(each for each in upwards if each.position > start)  # a pending line may have had this position
+            found.extend(upwards)
         except Archived as archived:
             found = [each for each in store.entries(stream, after=archived.last) if each.position <= last]
             hidden = archived

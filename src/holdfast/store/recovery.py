@@ -34,13 +34,16 @@ from holdfast.store.intents import (
     Step,
     StepTarget,
     digest,
+    end_before,
+    lines_of,
     name_draft,
     numbered,
     publish_all,
     read_if_exists,
+    together,
 )
 from holdfast.store.layout import SHARED, Kind, Location, OpenDirectories
-from holdfast.store.lines import MOVED, Waiting, find_waiting, moved_name, published_lines
+from holdfast.store.lines import Waiting, find_waiting, published_lines
 from holdfast.store.merge import Path, merged
 
 _EVENTS = "jit/events"
@@ -60,9 +63,8 @@ class Resolution(NamedTuple):
 class Recovery:
     """Finishes one intent. The caller holds the document locks of everything that it touches."""
 
-    def __init__(self, intents: Intents, root: Directory, opened: OpenDirectories, now: float) -> None:
+    def __init__(self, intents: Intents, opened: OpenDirectories, now: float) -> None:
         self._intents = intents
-        self._root = root
         self._opened = opened
         self._now = now
         self._events: dict[str, bytes] = {}  # of conflicts, by id
@@ -78,17 +80,14 @@ class Recovery:
 
     def _prepared(self, intent: Intent) -> Iterator[Prepared]:
         numbers: dict[str, int] = {}
-        lines: dict[str, list[StepTarget]] = {}
-        for target in self._intents.targets(intent, self._opened):
-            if target.location.kind is Kind.DOCUMENT:
-                yield self._document(target)
-            elif target.location.kind is Kind.NUMBERED:
-                yield numbered(target, numbers)
-            elif target.step.name in lines:
-                lines[target.step.name].append(target)
+        for targets in together(self._intents.targets(intent, self._opened)):
+            if targets[0].location.kind is Kind.DOCUMENT:
+                yield self._document(targets[0])
+            elif targets[0].location.kind is Kind.NUMBERED:
+                yield numbered(targets[0], numbers)
             else:
-                targets = lines[target.step.name] = [target]
-                yield Prepared(None, partial(self._write_lines, targets))
+                directory, location, _, _ = targets[0]
+                yield Prepared(None, partial(self.write_lines, directory, location, [each.step for each in targets]))
 
     def _document(self, target: StepTarget) -> Prepared:
         directory, file = target.directory, target.location.file
@@ -138,26 +137,25 @@ class Recovery:
         else:
             self._keeps_intent = True
 
-    def _write_lines(self, targets: Sequence[StepTarget]) -> None:
-        """Append the lines that their stream does not have yet to its current end."""
-        directory, location, first, _ = targets[0]
-        waiting = find_waiting(directory, location, [(each.step.at, each.step.content.encode()) for each in targets])
-        if waiting.start > first.at:  # a killed process may have written but not synced them
-            done = durable.read_lines_in(directory, location.file, after=first.at, limit=waiting.start - first.at)
-            _overwrite(directory, location, first.at, done)
-        if waiting.lines and waiting.end > waiting.start and (torn := _torn(directory, location, waiting)):
-            _overwrite(directory, location, waiting.start, b" " * torn)
+    def write_lines(self, directory: Directory, location: Location, steps: Sequence[Step]) -> None:
+        """Append the lines of one stream that it does not have yet to its current end. The caller holds its lock."""
+        waiting = find_waiting(directory, location, end_before(steps), lines_of(steps))
+        if waiting.start > waiting.first:  # a killed process may have written but not synced them
+            size = waiting.start - waiting.first
+            done = durable.read_lines_in(directory, location.file, after=waiting.first, limit=size)
+            _overwrite(directory, location, waiting.first, done)
         if waiting.lines and waiting.end > waiting.start:
-            with self._root.beneath(MOVED, create=True) as moved:
-                durable.append_in(moved, moved_name(location), msgspec.json.encode(waiting._replace(lines=())))
-        for line in waiting.lines:
-            durable.append_in(directory, location.file, line)
+            at, torn = _torn(directory, location, waiting)
+            if torn:
+                _overwrite(directory, location, at, b" " * torn)
+        if waiting.lines:
+            durable.append_in(directory, location.file, *waiting.lines)
         if location.name == _EVENTS and self._events:
             untold = {key.encode(): line for key, line in self._events.items()}
-            for _, line in published_lines(directory, location, first.at):
+            for _, line in published_lines(directory, location, waiting.after):
                 untold = {key: each for key, each in untold.items() if key not in line}
-            for line in untold.values():
-                durable.append_in(directory, location.file, line)
+            if untold:
+                durable.append_in(directory, location.file, *untold.values())
 
 
 def outcome(intents: Intents, intent: Intent, step: Step, opened: OpenDirectories) -> bytes | None:
@@ -231,12 +229,14 @@ def _as_json(content: bytes | None) -> object:
         return (content or b"").decode("utf-8", "backslashreplace")
 
 
-def _torn(directory: Directory, location: Location, waiting: Waiting) -> int:
-    """How many bytes of the first waiting line a killed process left before another program's line. Once they are
-    blanks, that line can be parsed again."""
-    line = durable.read_lines_in(directory, location.file, after=waiting.start).partition(b"\n")[0]
-    starts = (at for at in range(len(line)) if line[at : at + 1] == b"{" and waiting.lines[0].startswith(line[:at]))
-    return next((at for at in starts if isinstance(_as_json(line[at:]), dict)), 0)
+def _torn(directory: Directory, location: Location, waiting: Waiting) -> tuple[int, int]:
+    """Where, and how many bytes of the first waiting line a killed process left before another program's line. Once
+    they are blanks, that line can be parsed again."""
+    for end, line in published_lines(directory, location, waiting.start):
+        starts = (at for at in range(len(line)) if line[at : at + 1] == b"{" and waiting.lines[0].startswith(line[:at]))
+        if torn := next((at for at in starts if isinstance(_as_json(line[at:]), dict)), 0):
+            return end - len(line) - 1, torn
+    return 0, 0
 
 
 def _overwrite(directory: Directory, location: Location, at: int, content: bytes) -> None:

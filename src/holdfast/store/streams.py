@@ -18,7 +18,7 @@ from holdfast.fs.directory import Directory, close_quietly, io_failure
 from holdfast.store import intents
 from holdfast.store.intents import Intent, Step, are_many, encode, find_number, intent_name, publish_number
 from holdfast.store.layout import Kind, Location
-from holdfast.store.lines import not_a_position
+from holdfast.store.lines import End, not_a_position
 from holdfast.store.model import Append, Change, Delete, Key, Stream, View
 
 _CHUNK = 1 << 20
@@ -257,7 +257,8 @@ def _last_receipt(directory: Directory) -> int:
 
 class Planned(NamedTuple):
     """One change, ready to be applied. `before` is the version of a document's old content; `old` is that content, if
-    other programs share the document. `at` is the position of an append."""
+    other programs share the document. `at` is the position of an append, and `before` then the fingerprint of what
+    precedes it, if the lock of the stream is not held (`lines.End`)."""
 
     location: Location
     operation: Literal["put", "remove", "append"]
@@ -280,18 +281,20 @@ def plan(
     view: View,
     locations: Mapping[Key[Any] | Stream[Any], Location],
     contents: Mapping[str, bytes],
+    unlocked: Mapping[Stream[Any], End],
 ) -> list[Planned]:
     """The changes with their records encoded, in the order in which they were decided. `contents` holds the old content
-    of documents that other programs share."""
+    of documents that other programs share, `unlocked` the ends of streams whose lock is not held: their records may be
+    written later in the stream."""
     planned: list[Planned] = []
     ends: dict[Stream[Any], int] = {}
     for change in changes:
         if isinstance(change, Append):
             stream = change.stream
-            location, at = locations[stream], ends.get(stream)
+            location, before, at = locations[stream], "", ends.get(stream)
             if at is None:
-                at = view.end(stream) + (location.kind is Kind.NUMBERED)
-            step = Planned(location, "append", stream.codec.encode(change.record), "", at)
+                at, before = unlocked.get(stream) or (view.end(stream) + (location.kind is Kind.NUMBERED), "")
+            step = Planned(location, "append", stream.codec.encode(change.record), before, at)
             if location.kind is Kind.LINES and b"\n" in step.content:
                 raise UsageFailure(f"a record of {stream.name} is encoded with a newline")
             ends[stream] = step.next_at()
