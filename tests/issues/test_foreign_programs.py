@@ -23,10 +23,10 @@ from holdfast.fs.directory import Directory
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.store import recovery
+from holdfast.store import lines, recovery
 from holdfast.store.intents import Intents, StepTarget
 from holdfast.store.layout import Location
-from holdfast.store.lines import End, Waiting
+from holdfast.store.lines import Waiting
 from holdfast.store.recovery import Resolution
 from proof.crash import Outcome, kill_points
 from proof.effort import SHARE, rounds
@@ -96,7 +96,7 @@ class BesideAnother(Operation):
         legal, position = [*map(without_others, self._legal)], 0
         if self._is_read_first:
             legal = [seen for seen in legal if seen == issues_and_events(tracker)]
-            assert legal
+            assert legal, "readers see something else before the other program does anything"
             position = max((entry.position for entry in tracker.events()), default=0)
 
         self._deed(ForeignProgram(directory))
@@ -319,10 +319,10 @@ def test_a_storm_of_kills_beside_other_programs_blocks_nothing_and_loses_nothing
 
 
 def lines_not_recognised(plant: pytest.MonkeyPatch) -> None:
-    def none_found(directory: Directory, location: Location, end: End, lines: tuple[bytes, ...]) -> Waiting:
-        return Waiting(end.at, end.at, end.at, end.at, lines)
+    def none_found(directory: Directory, location: Location, after: int, lines: tuple[bytes, ...]) -> Waiting:
+        return Waiting(after, after, lines)
 
-    plant.setattr(recovery, "find_waiting", none_found)
+    plant.setattr(lines, "find_waiting", none_found)
 
 
 def documents_overwritten(plant: pytest.MonkeyPatch) -> None:
@@ -335,11 +335,11 @@ def documents_left_to_others(plant: pytest.MonkeyPatch) -> None:
 
 
 def torn_lines_left(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(recovery, "_torn", lambda directory, location, waiting: (0, 0))
+    plant.setattr(lines, "_torn", lambda directory, location, after, line: (0, 0))
 
 
 PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
-    (lines_not_recognised, "event", "a change of ours is lost"),
+    (lines_not_recognised, "event", "readers see something else"),
     (documents_overwritten, "label", "a change of the other program is lost"),
     (documents_left_to_others, "label", "readers see something else"),
     (torn_lines_left, "event", "a reader missed it"),
@@ -355,9 +355,7 @@ def test_a_planted_bug_is_found(
     scratch: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scenario = BesideAnother(
-        "update", deed, legal("update", scratch / "legal"), is_read_first=plant is not torn_lines_left
-    )
+    scenario = BesideAnother("update", deed, legal("update", scratch / "legal"), is_read_first=False)
     plant(monkeypatch)
     found = [each.problem for each in kill_points(scenario, names=("write", "replace")).violations]
     assert any(symptom in each for each in found), f"not among {found}"

@@ -17,11 +17,11 @@ import pytest
 from holdfast.errors import IoFailure
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.store import files, intents, recovery
+from holdfast.store import files, lines
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intents
 from holdfast.store.layout import INTENTS, Location
-from holdfast.store.lines import End, Waiting
+from holdfast.store.lines import Waiting
 from holdfast.store.model import Append, Change, Create, Decision, Family, Key, Replace, Stream, StructCodec, View
 from holdfast.store.model import newest_first as newest
 from proof import effort
@@ -63,6 +63,12 @@ def commit(store: FileStore, *changes: Change, commit_id: str | None = None) -> 
 def tell(store: FileStore, key: Key[Note], number: int, *, commit_id: str | None = None) -> None:
     """Change a document, with a line that says so."""
     commit(store, Replace(key, Note(number)), Append(EVENTS, Note(number, key.name)), commit_id=commit_id)
+
+
+def tell_twice(store: FileStore, key: Key[Note], number: int) -> None:
+    commit(
+        store, Replace(key, Note(number)), *(Append(EVENTS, Note(number, each)) for each in (key.name, f"{key.name}!"))
+    )
 
 
 def told(store: FileStore, **options: Any) -> list[str]:
@@ -324,15 +330,14 @@ def test_killed_and_stopped_writers_lose_no_line_and_write_none_twice(store: Fil
 
 
 def not_recognised(plant: pytest.MonkeyPatch) -> None:
-    def none_found(directory: Directory, location: Location, end: End, lines: tuple[bytes, ...]) -> Waiting:
-        return Waiting(end.at, end.at, end.at, end.at, lines)
+    def none_found(directory: Directory, location: Location, after: int, lines: tuple[bytes, ...]) -> Waiting:
+        return Waiting(after, after, lines)
 
-    plant.setattr(intents, "find_waiting", none_found)
-    plant.setattr(recovery, "find_waiting", none_found)
+    plant.setattr(lines, "find_waiting", none_found)
 
 
 def not_awaited(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(FileStore, "_await_lines", lambda self, location: ())
+    plant.setattr(FileStore, "_await_lines", lambda self, stream, location: ())
 
 
 @pytest.mark.parametrize(("bug", "symptom"), [(not_recognised, "At index"), (not_awaited, "and then not its line")])
@@ -356,7 +361,7 @@ def storm(store: FileStore, chance: random.Random) -> None:
         for each in writers:
             each.kill()
     for key in (A, B, C):
-        tell(store, key, number_in(store, key) + 1)
+        tell_twice(store, key, number_in(store, key) + 1)
     check_numbers(store)
     assert pending(store) == []
     assert len(in_the_file(store)) == len(told(store))
@@ -378,7 +383,7 @@ def counting(directory: Path, key: Key[Note], seed: int) -> Callable[[Line], Non
             for name in ("fsync", "link", "replace", "write", "unlink"):
                 patches.setattr(calls, name, delayed(getattr(calls, name)))
             while True:
-                tell(mine, key, number_in(mine, key) + 1)
+                tell_twice(mine, key, number_in(mine, key) + 1)
 
     return work
 
@@ -396,4 +401,5 @@ def check_numbers(store: FileStore) -> None:
     for name, number in numbers.items():
         found = [each.number for each in entries if each.text == name]
         assert found == list(range(1, len(found) + 1))
+        assert found == [each.number for each in entries if each.text == f"{name}!"], "half of a commit"
         assert len(found) >= number, f"a reader has seen {name} {number}, and then not its line"

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.store import files, intents, recovery, streams
+from holdfast.store import files, intents, lines, recovery, streams
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents
 from holdfast.store.layout import INTENTS, Location, OpenDirectories
@@ -205,7 +205,7 @@ def lines_not_settled(plant: pytest.MonkeyPatch) -> None:
 
 
 def lines_of_dead_processes_not_synced(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(recovery, "_overwrite", lambda directory, place, at, content: None)
+    plant.setattr(lines, "_overwrite", lambda directory, place, at, content: None)
 
 
 def late_lines_not_synced(plant: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def late_lines_not_synced(plant: pytest.MonkeyPatch) -> None:
 
 
 def readers_do_not_wait_for_lines(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(FileStore, "_await_lines", lambda self, location: [])
+    plant.setattr(FileStore, "_await_lines", lambda self, stream, location: [])
 
 
 def truncation_of_a_line_not_durable(plant: pytest.MonkeyPatch) -> None:

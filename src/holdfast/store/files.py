@@ -63,7 +63,11 @@ from holdfast.store.streams import LastNumbers, Planned
 Named = Key[Any] | Stream[Any]
 _Locations = dict[Named, Location]
 
-_PAUSES = (0.0, *(0.001 * 2**each for each in range(9)))  # seconds that a reader gives the author of pending lines
+_SHORT_PAUSES = (
+    0.0,
+    *(0.001 * 2**each for each in range(6)),
+)  # seconds that a reader gives the author of pending lines
+_PAUSES = (*_SHORT_PAUSES, 0.064, 0.128, 0.256)  # before it adds them itself
 _PATIENCE = 1.0  # how long it then waits for the stream's lock
 MOVED_TO = ".holdfast/moved-to"  # the address of the store that has the records now; blocks commits to this one
 
@@ -118,6 +122,11 @@ def _loose(locations: _Locations) -> _Locations:
     found = {each: location for each, location in locations.items() if _may_be_loose(each, location)}
     others = [location.rank for each, location in locations.items() if each not in found]
     return found if others and all(max(others) < location.rank for location in found.values()) else {}
+
+
+def _places(steps: Sequence[Step]) -> list[tuple[int, bytes]]:
+    """The lines of a commit, with the positions that they get unless another program is in the way."""
+    return [(each.at + len(line) + 1, line) for each, line in zip(steps, lines_of(steps), strict=True)]
 
 
 def _may_be_loose(named: Named, location: Location) -> bool:
@@ -263,24 +272,28 @@ class FileStore:
                 hidden = partial(self._hidden_from, location)
                 contents = streams.numbered_files(opened(), location, after, self._numbers, hidden)
             else:
-                contents = lines.read(opened, location, after, partial(self._await_lines, location))
+                contents = lines.read(opened, location, after, partial(self._await_lines, stream, location))
             for position, content in contents:
                 where = self._root.where(location.place_of(position))
                 yield model.Entry(position, stream.codec.decode(content, where))
 
-    def _await_lines(self, location: Location) -> Sequence[bytes]:
+    def _await_lines(self, stream: Stream[Any], location: Location) -> Sequence[tuple[int, bytes]]:
         """Wait until the stream has the lines of all commits until now. Finish those of dead authors; after a while,
         add the lines of a stopped one. Return the lines that cannot be added: this user may not, the disk is full, or
-        their author was stopped while it held the lock of the stream."""
+        their author was stopped while it held the lock of the stream. Then no other writer comes first, so they are
+        returned with their positions; otherwise with 0."""
         pending = self._lacking(location, self._intents.pending())
         if not pending:
             return ()  # the usual case
         self._finish_if_free(pending)
-        for pause in _PAUSES:
+        is_loose = _may_be_loose(stream, location)
+        for pause in _PAUSES if is_loose else _SHORT_PAUSES:
             time.sleep(pause)
             listed = self._intents.pending()
             if not (pending := self._lacking(location, [each for each in pending if each in listed])):
                 return ()
+        if not is_loose:
+            return [each for intent in pending for each in _places(intent.steps_of(location.name))]
         with (
             contextlib.suppress(Failure),
             document_locks_until(time.monotonic() + _PATIENCE),
@@ -288,30 +301,32 @@ class FileStore:
         ):
             self._add_lines(location, pending)
             return ()
-        return [line for left in self._lacking(location, pending).values() for line in left]
+        return [(0, line) for left in self._lacking(location, pending).values() for line in left]
 
     def _lacking(self, location: Location, intents: Iterable[Intent]) -> dict[Intent, Sequence[bytes]]:
         """The lines of each intent that the stream lacks; only of those that have some."""
         wanted = {each: steps for each in intents if (steps := each.steps_of(location.name))}
-        found = {each: lines_of(steps) for each, steps in wanted.items()}
+        found: dict[Intent, Sequence[bytes]] = {each: lines_of(steps) for each, steps in wanted.items()}
         with contextlib.suppress(NotFound):
             if wanted:
                 with open_directory(self._root, location.directory) as directory:
                     for each, steps in wanted.items():
-                        found[each] = lines.find_waiting(directory, location, end_before(steps), found[each]).lines
+                        after = lines.search_from(directory, location, end_before(steps))
+                        found[each] = lines.find_waiting(directory, location, after, found[each]).lines
         return {each: left for each, left in found.items() if left}
 
     def _add_lines(self, location: Location, intents: Iterable[Intent]) -> None:
-        """Write lines of these commits that their stream lacks, but nothing else of them: their authors may live. The
-        caller holds the lock of the stream."""
-        from holdfast.store.recovery import Recovery  # rarely needed
-
+        """Write the lines of these commits that their stream lacks, but nothing else of them: their authors may live.
+        The caller holds the lock of the stream."""
+        if not (lacking := self._lacking(location, intents)):
+            return  # the usual case
         with OpenDirectories(self._directories) as opened:
-            for each in intents:
-                if self._intents.is_pending(each):
-                    recovery = Recovery(self._intents, opened, self._clock.wall())
-                    directory = opened.get(location.directory, create=True)
-                    recovery.write_lines(directory, location, each.steps_of(location.name))
+            directory = opened.get(location.directory, create=True)
+            for each in self._intents.surely_pending():
+                if each in lacking:
+                    steps = each.steps_of(location.name)
+                    after = lines.search_from(directory, location, end_before(steps))
+                    lines.write_missing(directory, location, after, lines_of(steps))
 
     def _hidden_from(self, location: Location, directory: Directory) -> int | None:
         """The first number of an unfinished batch. A batch whose author is gone is finished first. Other commits are

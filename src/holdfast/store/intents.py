@@ -14,7 +14,7 @@ holds one of these locks and finds the intent knows that the author is gone, and
 Loose lines are the exception: every commit has some, and writers should not wait for each other because of them. Their
 stream is locked only while they are written, in step 3. So its lock does not show whether their author lives, and
 others may write them first: whoever needs the stream, if the author takes long, or finishes the commit, if it is gone.
-All of them look first which of the lines the stream has (`lines.find_waiting`).
+All of them look first which of the lines the stream has (`lines.write_missing`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from holdfast.store.layout import (
     OpenDirectories,
     document_locks_until,
 )
-from holdfast.store.lines import End, find_waiting
+from holdfast.store.lines import End, write_missing
 from holdfast.store.model import SafeName, StructCodec, not_understood
 
 MOST_SINGLE_SYNCS = 8  # up to this many drafts are synced one by one; more are synced with the whole filesystem, once
@@ -235,16 +235,14 @@ class Intents:
 
     def _write_loose(self, directory: Directory, location: Location, steps: Sequence[Step]) -> None:
         """Write the lines that the stream lacks, durably. Others may write theirs while this syncs."""
+        lines, at = lines_of(steps), steps[0].at
         with contextlib.ExitStack() as held:
             held.enter_context(document_locks_until(None))  # the commit is made: its time limit is over
             held.enter_context(self._locks.locked([location]))
-            lines: Sequence[bytes] = lines_of(steps)
-            if durable.end_of_lines_in(directory, location.file)[0] != steps[0].at:
-                lines = find_waiting(directory, location, end_before(steps), lines).lines
-            if lines:
+            if durable.end_of_lines_in(directory, location.file) == (at, b""):  # the usual case
                 durable.append_in(directory, location.file, *lines, unlock=held.close)
             else:
-                durable.sync_in(directory, location.file)  # another process has written them
+                write_missing(directory, location, at, lines, unlock=held.close)
 
     def set_aside(self) -> list[str]:
         """The paths of intents that were not applied completely because another program's change won."""
@@ -254,13 +252,12 @@ class Intents:
         except NotFound:
             return []
 
-    def is_pending(self, intent: Intent) -> bool:
-        """Whether the intent is still to be applied. If so, it is synced: what others write of it must not survive a
-        power cut that it does not."""
+    def surely_pending(self) -> list[Intent]:
+        """The intents that are not applied yet, once their names are synced: what another process writes of them must
+        not survive a power cut that they do not."""
         with contextlib.suppress(NotFound), self._root.beneath(INTENTS) as directory:
             durable.sync_names(directory)
-            return directory.status(intent.id + _PENDING) is not None
-        return False
+        return self.pending()
 
     def needs_applying(self, intent: Intent) -> bool:
         """Whether the intent of a dead author still has to be applied. Syncs the intent or its `.done` file, so that a

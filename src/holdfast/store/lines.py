@@ -1,41 +1,50 @@
-"""Streams of lines: reading them from any position, and finding out which lines of a commit they have already."""
+"""Streams of lines: reading them from any position, and writing lines of a commit that they do not have yet."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
-from holdfast.errors import UsageFailure
-from holdfast.fs import durable
+from holdfast.errors import JsonInvalid, NotDurable, UsageFailure
+from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory
 from holdfast.store.layout import Location
 
 _CHUNK = 1 << 20
+_BACK = 1 << 20  # bytes before the noted end that are searched, too
+_MOST_LOOKS = 20
 USUAL_LENGTH = 300  # bytes
 
 
 def read(
-    opened: Callable[[], Directory | None], location: Location, after: int, await_lines: Callable[[], Sequence[bytes]]
+    opened: Callable[[], Directory | None],
+    location: Location,
+    after: int,
+    await_lines: Callable[[], Sequence[tuple[int, bytes]]],
 ) -> Iterator[tuple[int, bytes]]:
     """The lines after the offset `after`; the position of a line is the offset of its end.
 
     `await_lines` waits until the lines of all commits until then are in the stream, and returns those that cannot be
-    added. What was added while the others were read comes next. So a reader that has seen one record of a commit sees
-    all of them. The lines that could not be added come last, with the position of the end: a reader that continues
-    there may see them again, but not before something follows.
+    added. Then the stream is read on until nothing new follows. So a reader that has seen one record of a commit sees
+    all of them (unless others write faster than it reads). The lines that cannot be added come last. If their position
+    is not certain (0), they get that of the end: a reader that continues there sees them again with each line that
+    follows.
     """
     directory = opened()
-    if after:
-        _check_boundary(directory, location, after)
+    if after and not _is_boundary(directory, location, after):
+        announced = [at for at, _ in await_lines()]
+        if after not in announced and not _is_boundary(directory, location, after):
+            raise not_a_position(location, after)
     position = yield from published_lines(directory, location, after)
-    left = list(await_lines())
-    for end, line in published_lines(directory or opened(), location, position):
-        yield end, line
-        position = end
-        if line in left:
-            left.remove(line)
-    if position > after or not after:
-        yield from ((position, line) for line in left)
+    for _ in range(_MOST_LOOKS):
+        left, begun, directory = await_lines(), position, directory or opened()
+        position = yield from published_lines(directory, location, position)
+        if position == begun:
+            break
+    for at, line in left:
+        if at > position or (not at and (position > after or not after)):
+            yield at or position, line
 
 
 class End(NamedTuple):
@@ -45,40 +54,95 @@ class End(NamedTuple):
     before: str = ""
 
 
-class Waiting(NamedTuple):
-    """The `lines` of a commit that are not in their stream yet. It was searched after the offset `after`. The lines
-    that it has are from `first` to `start`, perhaps with others in between. It ends at `end`, or will, once the last
-    line of another program has its newline."""
+def search_from(directory: Directory, location: Location, end: End) -> int:
+    """Where to begin the search for the lines of a commit before which the stream ended at `end`.
 
-    after: int
+    If the author did not hold the lock of the stream, a power cut may have taken lines away that were not synced yet,
+    and others may have been written in their place. So the search begins well before; and if something else precedes
+    the end now, at the beginning.
+    """
+    if not end.before:
+        return end.at
+    if durable.fingerprint_in(directory, location.file, end.at) != end.before:
+        return 0
+    return line_before(directory, location, end.at, _BACK)
+
+
+class Waiting(NamedTuple):
+    """The `lines` of a commit that are not in their stream yet. Those that it has are from `first` to `start`, perhaps
+    with others in between."""
+
     first: int
     start: int
-    end: int
     lines: tuple[bytes, ...]
 
 
-def find_waiting(directory: Directory | None, location: Location, end: End, lines: Sequence[bytes]) -> Waiting:
-    """Which lines of a commit the stream does not have. They are written in order, perhaps with those of others in
-    between. Each line is recognised by its content.
-
-    `end` is the end of the stream before the commit. If something else precedes it now, a power cut has taken lines
-    away that were not synced yet, and others may have been written in their place: all of the stream is searched.
-    """
-    after = end.at
-    if directory is None or (end.before and durable.fingerprint_in(directory, location.file, end.at) != end.before):
-        after = 0
-    first = start = last = after
+def find_waiting(directory: Directory, location: Location, after: int, lines: Sequence[bytes]) -> Waiting:
+    """Which lines of a commit the stream does not have after an offset. Each is recognised by its content."""
+    first = start = after
     left = list(lines)
-    for last, line in published_lines(directory if left else None, location, after):
-        if left and line == left[0]:
-            first = last - len(line) - 1 if len(left) == len(lines) else first
-            start = last
-            del left[0]
-    if directory and left:
-        whole, unended = durable.end_of_lines_in(directory, location.file)
-        if unended not in (b"", left[0]):  # another program's record, whose newline is written first
-            last = max(last, whole + len(unended) + 1)
-    return Waiting(after, first, start, last, tuple(left))
+    for end, line in published_lines(directory, location, after):
+        if line in left:
+            first = end - len(line) - 1 if len(left) == len(lines) else first
+            start = end
+            left.remove(line)
+            if not left:
+                break
+    return Waiting(first, start, tuple(left))
+
+
+def write_missing(
+    directory: Directory,
+    location: Location,
+    after: int,
+    lines: Sequence[bytes],
+    *,
+    unlock: Callable[[], object] | None = None,
+) -> None:
+    """Append the lines that the stream does not have after an offset, durably, as `append_in` does. The caller holds
+    its lock. Those that it has may have been written by a process that was killed before it could sync them."""
+    first, start, missing = find_waiting(directory, location, after, lines)
+    if start > first:
+        written = durable.read_lines_in(directory, location.file, after=first, limit=start - first)
+        _overwrite(directory, location, first, written)
+    if missing:
+        at, torn = _torn(directory, location, start, missing[0])
+        if torn:
+            _overwrite(directory, location, at, b" " * torn)
+        durable.append_in(directory, location.file, *missing, unlock=unlock)
+
+
+def _torn(directory: Directory, location: Location, after: int, line: bytes) -> tuple[int, int]:
+    """Where, and how many bytes of a line, a killed process left before another program's line. Once they are blanks,
+    that line can be parsed again."""
+    for end, found in published_lines(directory, location, after):
+        starts = (at for at in range(1, len(found)) if found[at : at + 1] == b"{" and line.startswith(found[:at]))
+        if found[:1] == line[:1] and (torn := next((at for at in starts if _is_object(found[at:])), 0)):
+            return end - len(found) - 1, torn
+    return 0, 0
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return isinstance(strictjson.decode(text, limit=len(text)), dict)
+    except JsonInvalid:
+        return False
+
+
+def _overwrite(directory: Directory, location: Location, at: int, content: bytes) -> None:
+    """Write to the middle of a stream and sync it. The write may change nothing, but it makes the sync write the bytes
+    again and report a failure."""
+    flags = os.O_RDWR | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+    try:
+        fd = calls.open(directory.at(location.file), flags, dir_fd=directory.fd)
+        try:
+            calls.lseek(fd, at, os.SEEK_SET)
+            calls.write(fd, content)
+            calls.fsync(fd)
+        finally:
+            calls.close(fd)
+    except OSError as error:
+        raise NotDurable("sync", directory.where(location.file), error) from error
 
 
 def published_lines(
@@ -122,14 +186,13 @@ def line_before(directory: Directory, location: Location, end: int | None, size:
     return 0
 
 
-def _check_boundary(directory: Directory | None, location: Location, after: int) -> None:
-    if directory is not None and after > 0:
-        if durable.read_lines_in(directory, location.file, after=after - 1, limit=1) == b"\n":
-            return
-        last = durable.last_line_in(directory, location.file)
-        if last is not None and last[0] == after:
-            return  # the last line, which lacks its newline
-    raise not_a_position(location, after)
+def _is_boundary(directory: Directory | None, location: Location, after: int) -> bool:
+    if directory is None or after < 0:
+        return False
+    if durable.read_lines_in(directory, location.file, after=after - 1, limit=1) == b"\n":
+        return True
+    last = durable.last_line_in(directory, location.file)
+    return last is not None and last[0] == after  # the last line, which lacks its newline
 
 
 def not_a_position(location: Location, after: int) -> UsageFailure:

@@ -15,7 +15,6 @@ removed, and the intent is set aside for `doctor` to report.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import dropwhile
@@ -24,8 +23,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import Corrupt, NotDurable, NotFound, UsageFailure
-from holdfast.fs import calls, durable, strictjson
+from holdfast.errors import Corrupt, NotFound, UsageFailure
+from holdfast.fs import durable, strictjson
 from holdfast.fs.directory import Directory
 from holdfast.store.intents import (
     Intent,
@@ -43,7 +42,7 @@ from holdfast.store.intents import (
     together,
 )
 from holdfast.store.layout import SHARED, Kind, Location, OpenDirectories
-from holdfast.store.lines import Waiting, find_waiting, published_lines
+from holdfast.store.lines import published_lines, search_from, write_missing
 from holdfast.store.merge import Path, merged
 
 _EVENTS = "jit/events"
@@ -139,20 +138,11 @@ class Recovery:
 
     def write_lines(self, directory: Directory, location: Location, steps: Sequence[Step]) -> None:
         """Append the lines of one stream that it does not have yet to its current end. The caller holds its lock."""
-        waiting = find_waiting(directory, location, end_before(steps), lines_of(steps))
-        if waiting.start > waiting.first:  # a killed process may have written but not synced them
-            size = waiting.start - waiting.first
-            done = durable.read_lines_in(directory, location.file, after=waiting.first, limit=size)
-            _overwrite(directory, location, waiting.first, done)
-        if waiting.lines and waiting.end > waiting.start:
-            at, torn = _torn(directory, location, waiting)
-            if torn:
-                _overwrite(directory, location, at, b" " * torn)
-        if waiting.lines:
-            durable.append_in(directory, location.file, *waiting.lines)
+        after = search_from(directory, location, end_before(steps))
+        write_missing(directory, location, after, lines_of(steps))
         if location.name == _EVENTS and self._events:
             untold = {key.encode(): line for key, line in self._events.items()}
-            for _, line in published_lines(directory, location, waiting.after):
+            for _, line in published_lines(directory, location, after):
                 untold = {key: each for key, each in untold.items() if key not in line}
             if untold:
                 durable.append_in(directory, location.file, *untold.values())
@@ -227,29 +217,3 @@ def _as_json(content: bytes | None) -> object:
         return value
     except (Corrupt, UsageFailure):
         return (content or b"").decode("utf-8", "backslashreplace")
-
-
-def _torn(directory: Directory, location: Location, waiting: Waiting) -> tuple[int, int]:
-    """Where, and how many bytes of the first waiting line a killed process left before another program's line. Once
-    they are blanks, that line can be parsed again."""
-    for end, line in published_lines(directory, location, waiting.start):
-        starts = (at for at in range(len(line)) if line[at : at + 1] == b"{" and waiting.lines[0].startswith(line[:at]))
-        if torn := next((at for at in starts if isinstance(_as_json(line[at:]), dict)), 0):
-            return end - len(line) - 1, torn
-    return 0, 0
-
-
-def _overwrite(directory: Directory, location: Location, at: int, content: bytes) -> None:
-    """Write to the middle of a stream and sync it. The write may change nothing, but it makes the sync write the bytes
-    again and report a failure."""
-    flags = os.O_RDWR | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-    try:
-        fd = calls.open(directory.at(location.file), flags, dir_fd=directory.fd)
-        try:
-            calls.lseek(fd, at, os.SEEK_SET)
-            calls.write(fd, content)
-            calls.fsync(fd)
-        finally:
-            calls.close(fd)
-    except OSError as error:
-        raise NotDurable("sync", directory.where(location.file), error) from error
