@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,9 +18,14 @@ LATE = ("link", "replace", "unlink", "listdir")
 """The calls before which a delay is most likely to expose a race."""
 
 
+_lately = threading.Lock()
+_patches = contextlib.ExitStack()
+_users = 0  # threads that are in the block
+
+
 @contextlib.contextmanager
 def late_calls(*, chance: float = 0.2, longest: float = 0.002) -> Iterator[None]:
-    """A context in which some file system calls are delayed a little."""
+    """A context in which some file system calls are delayed a little; in threads at the same time, by the first."""
 
     def late(call: Callable[..., Any]) -> Callable[..., Any]:
         def call_late(*arguments: Any, **rest: Any) -> Any:
@@ -29,10 +35,19 @@ def late_calls(*, chance: float = 0.2, longest: float = 0.002) -> Iterator[None]
 
         return call_late
 
-    with contextlib.ExitStack() as patches:
-        for name in LATE:
-            patches.enter_context(mock.patch.object(calls, name, late(getattr(calls, name))))
+    global _users
+    with _lately:
+        if _users == 0:  # patches of several threads would be undone in the wrong order
+            for name in LATE:
+                _patches.enter_context(mock.patch.object(calls, name, late(getattr(calls, name))))
+        _users += 1
+    try:
         yield
+    finally:
+        with _lately:
+            _users -= 1
+            if _users == 0:
+                _patches.close()
 
 
 class Life(NamedTuple):
