@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.repository import Repository
+from proof.effort import until
 from tests.cli.commands import (
     HOLDFAST,
     Running,
@@ -133,18 +134,20 @@ while not os.path.getsize(sys.argv[1]):
 
 
 def test_success_is_saved_as_best_effort_although_a_process_keeps_writing(shop: Path, tmp_path: Path) -> None:
-    issue = create(shop, "Write the result")
-    told, pid = None, tmp_path / "pid"
-    command = [*python(LEAVE_A_WRITER), str(pid)]
-
-    try:
-        result = holdfast("agent", "run", "--next", "--json", "--", *command, cwd=shop)
-        told = outcome(result)
-    finally:
-        os.kill(int(pid.read_text()), signal.SIGKILL)
-
-    assert (told["issue_id"], told["state"], told["not_saved"]) == (issue, "done", None)
-    assert "kept writing" in told["warning"]
+    """On a busy machine, the process may happen not to write while the snapshot is taken."""
+    warnings: list[str] = []
+    for number in until(lambda: warnings, 1, most=20):
+        issue, pid = create(shop, "Write the result"), tmp_path / f"pid-{number}"
+        command = [*python(LEAVE_A_WRITER), str(pid)]
+        try:
+            result = holdfast("agent", "run", "--next", "--json", "--", *command, cwd=shop)
+            told = outcome(result)
+        finally:
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+        assert (told["issue_id"], told["state"], told["not_saved"]) == (issue, "done", None)
+        if told["warning"]:
+            warnings.append(told["warning"])
+    assert "kept writing" in warnings[0]
     assert envelope(result.stderr)["warnings"] == [told["warning"]]
     shown = data(holdfast("show", told["snapshot_id"], "--json", cwd=shop))
     assert (shown["consistency_level"], shown["files"]) == ("best_effort", 200)
