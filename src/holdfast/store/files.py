@@ -63,12 +63,10 @@ from holdfast.store.streams import LastNumbers, Planned
 Named = Key[Any] | Stream[Any]
 _Locations = dict[Named, Location]
 
-_SHORT_PAUSES = (
-    0.0,
-    *(0.001 * 2**each for each in range(6)),
-)  # seconds that a reader gives the author of pending lines
-_PAUSES = (*_SHORT_PAUSES, 0.064, 0.128, 0.256)  # before it adds them itself
-_PATIENCE = 1.0  # how long it then waits for the stream's lock
+# How long a reader waits for the author of lines that are missing, and then for the lock of the stream; in seconds.
+_SHORT_PAUSES = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+_PAUSES = (*_SHORT_PAUSES, 0.064, 0.128, 0.256)
+_PATIENCE = 1.0
 MOVED_TO = ".holdfast/moved-to"  # the address of the store that has the records now; blocks commits to this one
 
 
