@@ -69,7 +69,7 @@ BOUNDS = {
     "bytes of notes": Bound(20, 4 << 20),
     "bytes in use": Bound(4000, 16 << 20),  # of etcd: two records in each commit, and the history since a compaction
     "connections": Bound(0.001, 6),
-    "descriptors of servers": Bound(0.001, 20),
+    "descriptors of servers": Bound(0.001, 60),  # of three, each with connections of clients that were cut off
     "descriptors of a client": Bound(0.001, 6),
     "memory of a client": Bound(64, 8 << 20),
 }
