@@ -40,9 +40,10 @@ COSTLY = [
     repository/test_lock_waits repository/test_migration repository/test_publish_fencing repository/test_remnants
     repository/test_restoring repository/test_second_machine repository/test_sites repository/test_store_away
     repository/test_transfer repository/test_worktree_crashes store/test_archive store/test_etcd_store
-    store/test_file_store store/test_file_store_details store/test_flat_streams store/test_loose_records
-    store/test_postgres_store store/test_servers_over_the_network store/test_store_crashes test_bench
-    test_every_store testing/test_contract trees/test_scan_worker web/test_browser web/test_looks web/test_pages
+    store/test_file_store store/test_file_store_details store/test_flat_streams store/test_late_lines
+    store/test_loose_records store/test_postgres_store store/test_servers_over_the_network store/test_store_crashes
+    test_bench test_every_store testing/test_contract trees/test_scan_worker web/test_browser web/test_looks
+    web/test_pages
     """.split()
 ]
 """The files that take most of the time. A run of everything takes a third of their tests, chosen by the seed; a run of

@@ -115,6 +115,10 @@ def test_landers_that_are_killed_at_random_land_everything_once(scratch: Path, m
         branches.verdict()
 
 
+LOCKED = (".lock", "cannot lock ref", "Unable to write index")
+"""What git says if another git, or a landing, has a lock."""
+
+
 class Person:
     """Edits, commits, stashes, rebases and switches branches in the main checkout, and knows what must be there."""
 
@@ -133,7 +137,7 @@ class Person:
             if done.returncode == 0:
                 return True
             self.said += f"{words}: {done.stderr}"
-            if done.stderr and ".lock" not in done.stderr and "cannot lock ref" not in done.stderr:
+            if done.stderr and not any(each in done.stderr for each in LOCKED):
                 return False
             self.wait()
         raise AssertionError(f"git {words} did not get its lock: {done.stderr}")
