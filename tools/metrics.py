@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/holdfast"
 
-MOST_LINES = 72_600  # 40,000 for the first version; 49,750 with git homes, 57,000 with landing, 67,500 with the pages
+MOST_LINES = 72_700  # 40,000 for the first version; 49,750 with git homes, 57,000 with landing, 67,500 with the pages
 MODULES, MOST_MODULES = "150 to 180; 210 with git, 240 with landing, 290 with pages, 300 with content stores", 300
 SMALL, LONG = 150, 500  # lines of a module
 REPORTED = "reported"  # a measure without a target
