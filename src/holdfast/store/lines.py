@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
-from holdfast.errors import JsonInvalid, NotDurable, UsageFailure
-from holdfast.fs import calls, durable, strictjson
+from holdfast.errors import NotDurable, UsageFailure
+from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.store.layout import Location
 
@@ -117,16 +117,9 @@ def _torn(directory: Directory, location: Location, after: int, line: bytes) -> 
     that line can be parsed again."""
     for end, found in published_lines(directory, location, after):
         starts = (at for at in range(1, len(found)) if found[at : at + 1] == b"{" and line.startswith(found[:at]))
-        if found[:1] == line[:1] and (torn := next((at for at in starts if _is_object(found[at:])), 0)):
+        if found[:1] == line[:1] and (torn := next((at for at in starts if durable.is_record(found[at:])), 0)):
             return end - len(found) - 1, torn
     return 0, 0
-
-
-def _is_object(text: bytes) -> bool:
-    try:
-        return isinstance(strictjson.decode(text, limit=len(text)), dict)
-    except JsonInvalid:
-        return False
 
 
 def _overwrite(directory: Directory, location: Location, at: int, content: bytes) -> None:

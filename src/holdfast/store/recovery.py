@@ -86,7 +86,7 @@ class Recovery:
                 yield numbered(targets[0], numbers)
             else:
                 directory, location, _, _ = targets[0]
-                yield Prepared(None, partial(self.write_lines, directory, location, [each.step for each in targets]))
+                yield Prepared(None, partial(self._write_lines, directory, location, [each.step for each in targets]))
 
     def _document(self, target: StepTarget) -> Prepared:
         directory, file = target.directory, target.location.file
@@ -136,7 +136,7 @@ class Recovery:
         else:
             self._keeps_intent = True
 
-    def write_lines(self, directory: Directory, location: Location, steps: Sequence[Step]) -> None:
+    def _write_lines(self, directory: Directory, location: Location, steps: Sequence[Step]) -> None:
         """Append the lines of one stream that it does not have yet to its current end. The caller holds its lock."""
         after = search_from(directory, location, end_before(steps))
         write_missing(directory, location, after, lines_of(steps))
