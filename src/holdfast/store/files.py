@@ -87,7 +87,7 @@ class _Early(NamedTuple):
 
 
 class _Attempt:
-    """One attempt at a transaction: what it names, the directories that it uses, and how far it has come.
+    """One attempt at a transaction: what it names, the directories that it uses, and its progress.
 
     `named` is locked; the streams in `loose` only while their lines are written (see `_loose`). `is_loose`: it has
     decided nothing but such lines. `perhaps_made`: it may be past its commit point, so it may take effect despite a

@@ -13,8 +13,8 @@ holds one of these locks and finds the intent knows that the author is gone, and
 
 Loose lines are the exception: every commit has some, and writers should not wait for each other because of them. Their
 stream is locked only while they are written, in step 3. So its lock does not show whether their author lives, and
-others may write them first: whoever needs the stream, if the author takes long, or finishes the commit, if it is gone.
-All of them look first which of the lines the stream has (`lines.write_missing`).
+another process may write them first: one that needs the stream, if the author takes long, or one that finishes the
+commit, if the author is gone. Each first checks which of the lines the stream has (`lines.write_missing`).
 """
 
 from __future__ import annotations
